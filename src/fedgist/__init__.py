@@ -1,0 +1,34 @@
+"""Collaborative learning in which clients share the gist of what they learned, never their data.
+
+`fedgist.run(...)` runs a method on your own model and data; see its docstring.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedgist.experiments.api import run
+    from fedgist.experiments.runner import Result
+
+    __version__: str
+
+__all__ = ["Result", "__version__", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only for those who run something: `fedgist --help` need not wait for it."""
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("fedgist")
+        except metadata.PackageNotFoundError:  # run from a source folder that was not installed
+            return "unknown"
+    if name == "run":
+        from fedgist.experiments.api import run
+
+        return run
+    if name == "Result":
+        from fedgist.experiments.runner import Result
+
+        return Result
+    raise AttributeError(f"module 'fedgist' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m fedgist` is `fedgist`."""
+
+from fedgist.cli import main
+
+main()

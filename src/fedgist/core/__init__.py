@@ -1,0 +1,1 @@
+"""The kernel: messages, federation, sites, work, ledger, randomness. It knows nothing else of the package."""

@@ -1,0 +1,136 @@
+"""Options as frozen dataclasses: a sentence, a type and a range for every field; built strictly from TOML or text.
+
+    @dataclass(frozen=True)
+    class Config:
+        lr: float = option(0.1, "Learning rate of the clients.", above=0)
+        hidden: tuple[int, ...] = option((200, 100), "Widths of the hidden layers.", low=1)
+
+`build(Config, {"lr": "0.5"})` gives `Config(lr=0.5)`; whatever is wrong is one sentence that names the key, the value
+and what is allowed.
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fedgist.core.errors import FedgistError, unknown
+
+Options = TypeVar("Options")
+
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def option(
+    default: Any,
+    help: str,
+    choices: Iterable[Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not."""
+    limits = {"choices": None if choices is None else tuple(choices), "low": low, "high": high, "above": above}
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of an options class, as the command line, the TOML writer and the documentation see it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    choices: tuple[Any, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+
+    def read(self, value: Any) -> Any:
+        """`value` (from TOML, from text, from Python) as this option's type and within its range, or an error."""
+        value = convert(self.name, value, self.kind)
+        for part in value if isinstance(value, tuple) else (value,):
+            self._check(part)
+        return value
+
+    def _check(self, value: Any) -> None:
+        if value is None:
+            return
+        if self.choices is not None and value not in self.choices:
+            if isinstance(value, str):
+                raise unknown(self.name, value, map(str, self.choices))
+            raise FedgistError(f"{self.name} must be one of {', '.join(map(str, self.choices))}, not {value}")
+        if self.above is not None and not value > self.above:
+            raise FedgistError(f"{self.name} must be greater than {self.above}, not {value}")
+        if self.low is not None and not value >= self.low:
+            raise FedgistError(f"{self.name} must be at least {self.low}, not {value}")
+        if self.high is not None and not value <= self.high:
+            raise FedgistError(f"{self.name} must be at most {self.high}, not {value}")
+
+
+def options(of: Any) -> dict[str, Option]:
+    """The options of a class made with `option(...)`, or of one of its instances, in order."""
+    cls = of if isinstance(of, type) else type(of)
+    hints = get_type_hints(cls)
+    return {
+        f.name: Option(f.name, hints[f.name], f.default, **f.metadata)
+        for f in dataclasses.fields(cls)
+        if "help" in f.metadata
+    }
+
+
+def build(cls: type[Options], values: Mapping[str, Any]) -> Options:
+    """`cls` from a mapping: unknown keys are an error, each value is converted and checked."""
+    known = options(cls)
+    for key in values:
+        if key not in known:
+            raise unknown("option", key, known)
+    return cls(**{key: known[key].read(value) for key, value in values.items()})
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """`value` as `kind`: bool, int, float, str, a tuple of these, or one of them or None (written "none")."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (k for k in get_args(kind) if k is not type(None))
+        if value is None or value == "none":
+            return None
+    if get_origin(kind) is tuple:
+        return _convert_tuple(name, value, get_args(kind))
+    converted = _convert_scalar(value, kind)
+    if converted is None:
+        raise FedgistError(f"{name} must be {KINDS[kind]}, not {value!r}")
+    return converted
+
+
+def _convert_tuple(name: str, value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    parts = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(parts)
+    if len(parts) != len(kinds):
+        raise FedgistError(f"{name} must be {len(kinds)} values, as in 1,2, not {len(parts)}")
+    return tuple(convert(name, part, kind) for part, kind in zip(parts, kinds, strict=True))
+
+
+def _convert_scalar(value: Any, kind: type) -> Any:
+    """The value, or None where it does not fit: 2.5 and true are no whole numbers, "maybe" is not true or false."""
+    if kind is str:
+        return value if isinstance(value, str) else None
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        text = value.lower() if isinstance(value, str) else None
+        return True if text in TRUE else False if text in FALSE else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if kind is int and isinstance(value, float):
+        return None
+    try:
+        number = kind(value)
+    except ValueError:
+        return None
+    return None if number != number else number

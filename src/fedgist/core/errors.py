@@ -1,0 +1,16 @@
+"""Errors that a user can act on: one sentence that says what is wrong, where, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedgistError(ValueError):
+    """Something the user can mend; the command line prints it in one line and exits with code 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> FedgistError:
+    """The error for a mistyped name, with the nearest known one as a suggestion."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return FedgistError(f"unknown {kind} {name!r}; {hint}")

@@ -1,0 +1,84 @@
+"""The two views of a federation: `Federation` for the node that drives a round, `Site` for a client."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+from fedgist.core.work import Suspend
+
+SERVER = "server"
+
+
+class TooFewAnswers(Exception):
+    """An exchange got fewer answers than it needs; the round is skipped and nothing is lost."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back from one exchange: a sum of the additive fields, and the visible fields of each client."""
+
+    ids: tuple[str, ...]
+    sum: Any
+    visible: Mapping[str, Any]
+    late: Mapping[str, int] = field(default_factory=dict)
+    """The round in which a reply was made, for those that come from an earlier one."""
+
+    def __getitem__(self, id: str) -> Any:
+        return self.visible[id]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """A request that a round coroutine hands to its engine."""
+
+    node: str
+    to: Mapping[str, Any]
+    reply: type
+    at_least: int
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All that a node driving a round may know and do."""
+
+    node: str
+    ids: tuple[str, ...]
+    round: int
+    rng: Rng
+    info: Mapping[str, Mapping[str, Any]]
+
+    def sample(self, active: int | float | None = None) -> list[str]:
+        """A random choice of clients: a number of them, a fraction below 1, or all."""
+        if active is None or active == 0:
+            return list(self.ids)
+        count = max(1, round(active * len(self.ids))) if 0 < active < 1 else int(active)
+        if not 1 <= count <= len(self.ids):
+            raise FedgistError(f"active = {active}: choose between 1 and the {len(self.ids)} clients there are")
+        chosen = self.rng("sample").permutation(len(self.ids))[:count]
+        return sorted(self.ids[i] for i in chosen.tolist())
+
+    async def ask(self, to: Sequence[str] | Mapping[str, Any], msg: Any, reply: type, at_least: int = 1) -> Answers:
+        """Send `msg` to the clients in `to` (a mapping: each its own, `msg` is None) and await the replies."""
+        addressed = dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, msg)
+        answers: Answers = await Suspend(Ask(self.node, addressed, reply, at_least))
+        return answers
+
+
+@dataclass
+class Site:
+    """All that a client may touch. `state` is kept by the engine, never sent, and committed when a round ends."""
+
+    id: str
+    round: int
+    data: Any
+    state: Any
+    rng: Rng
+    info: Mapping[str, Any]

@@ -1,0 +1,314 @@
+"""Messages: typed records of tensors and scalars, the only things that travel.
+
+A message is a class declared with `@message`. Each field says what it is on the wire: its dtype, its shape, and whether
+it is *additive*, that is, reaches the asker only as a sum over all who answered. The bytes are a safetensors file whose
+metadata names the message. A receiver knows which message it expects and how large each dimension may be, and checks
+tag, names, dtypes, shapes and byte counts before it allocates anything; nothing from the wire is ever executed.
+"""
+
+import json
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Named tensors; which names and shapes is agreed beforehand by a template (see `Bounds`)."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+Bounds = Mapping[str, "int | Shapes"]
+"""What the two ends agree on: the largest value of each named dimension, the shapes of each template of `Params`."""
+
+float32, float16, int64, uint8 = torch.float32, torch.float16, torch.int64, torch.uint8
+DTYPES = {float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
+SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
+
+
+class WireError(ValueError):
+    """Bytes or values that do not fit the declared message."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a field travels."""
+
+    dtypes: tuple[torch.dtype, ...] = (float32,)
+    shape: tuple[int | str, ...] | str = ()
+    additive: bool = False
+    paper: bool = True
+
+
+def wire(
+    *dtypes: torch.dtype, shape: tuple[int | str, ...] | str = (), additive: bool = False, paper: bool = True
+) -> Any:
+    """Declare how a field travels.
+
+    dtypes: what is allowed on the wire; a tensor of another dtype is cast to the first.
+    shape: sizes, or names of sizes that the two ends bound; for `Params`, the name of their template.
+    additive: the asker sees only the sum over the clients that answered.
+    paper: whether the paper counts these numbers when it speaks of message size.
+    """
+    return field(metadata={"wire": Wire(dtypes or (float32,), shape, additive, paper)})
+
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(wire,))
+def message(cls: type[T]) -> type[T]:
+    """Declare a message: a frozen dataclass whose fields are tensors, `Params`, floats and ints."""
+    made = dataclass(frozen=True, eq=False)(cls)
+    hints = typing.get_type_hints(made)
+    schema: dict[str, tuple[Any, Wire]] = {}
+    for item in fields(made):  # type: ignore[arg-type]
+        kind = hints[item.name]
+        default = Wire(SCALARS[kind]) if kind in SCALARS else Wire(shape="model") if kind == Params else None
+        declared: Wire | None = item.metadata.get("wire", default)
+        if declared is None or kind not in (Tensor, Params, float, int):
+            raise TypeError(f"{cls.__name__}.{item.name}: declare it as Tensor, Params, float or int, with wire(...)")
+        if isinstance(declared.shape, str) != (kind == Params):
+            raise TypeError(
+                f"{cls.__name__}.{item.name}: Params take the name of a template, all else a tuple of sizes"
+            )
+        if not set(declared.dtypes) <= set(DTYPES):
+            raise TypeError(f"{cls.__name__}.{item.name}: the wire knows {', '.join(DTYPES.values())}")
+        schema[item.name] = (kind, declared)
+    made.__schema__ = schema  # type: ignore[attr-defined]
+    made.__tag__ = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"  # type: ignore[attr-defined]
+    return made
+
+
+def schema_of(cls: type) -> dict[str, tuple[Any, Wire]]:
+    """Field name -> (kind, how it travels)."""
+    return cls.__schema__  # type: ignore[attr-defined]
+
+
+def tag_of(cls: type) -> str:
+    """The name of the message on the wire."""
+    return cls.__tag__  # type: ignore[attr-defined]
+
+
+@message
+class Done:
+    """The empty reply; it costs its header."""
+
+
+Leaves = dict[str, Tensor]
+"""A message as it lies on the wire: "field" or "field/name" -> tensor of the wire dtype, in the declared order."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a message costs: exact bytes, and the numbers that the paper counts."""
+
+    header: int
+    payload: int
+    numbers: int
+
+
+def _header(cls: type, described: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
+    """The length prefix and JSON header of a safetensors file, padded to eight bytes."""
+    entries: dict[str, Any] = {"__metadata__": {"fedgist": tag_of(cls)}}
+    end = 0
+    for name, dtype, shape in described:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _describe(leaves: Leaves) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    return [(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()]
+
+
+def size(cls: type, leaves: Leaves) -> Size:
+    """The size of a packed message, without encoding it."""
+    schema = schema_of(cls)
+    return Size(
+        header=len(_header(cls, _describe(leaves))),
+        payload=sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()),
+        numbers=sum(leaf.numel() for name, leaf in leaves.items() if schema[name.split("/")[0]][1].paper),
+    )
+
+
+class Codec:
+    """Packs and unpacks messages under the bounds that both ends agreed on."""
+
+    def __init__(self, bounds: Bounds, dtype: torch.dtype = float32):
+        self.bounds = bounds
+        self.dtype = dtype
+        self._layouts: dict[type, dict[str, tuple[Wire, tuple[int | str, ...]]]] = {}
+
+    def layout(self, cls: type) -> dict[str, tuple[Wire, tuple[int | str, ...]]]:
+        """Wire name -> (how it travels, its shape with names for what may vary)."""
+        if cls not in self._layouts:
+            made: dict[str, tuple[Wire, tuple[int | str, ...]]] = {}
+            for name, (kind, declared) in schema_of(cls).items():
+                if kind == Params:
+                    template = self.bounds.get(typing.cast(str, declared.shape))
+                    if not isinstance(template, Mapping):
+                        raise TypeError(f"{tag_of(cls)}.{name}: no template {declared.shape!r} is bound")
+                    made.update({f"{name}/{key}": (declared, tuple(shape)) for key, shape in template.items()})
+                else:
+                    made[name] = (declared, typing.cast(tuple, declared.shape))
+            self._layouts[cls] = made
+        return self._layouts[cls]
+
+    def _check(self, cls: type, found: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        """The one test of what may travel: used before sending and, on the header alone, before receiving."""
+        layout = self.layout(cls)
+        if found.keys() != layout.keys():
+            odd = sorted(found.keys() ^ layout.keys())[:3]
+            raise WireError(f"{tag_of(cls)}: fields differ from the declaration at {', '.join(map(repr, odd))}")
+        sizes: dict[str, int] = {}
+        for name, (declared, shape) in layout.items():
+            dtype, actual = found[name]
+            if dtype not in declared.dtypes:
+                raise WireError(f"{tag_of(cls)}.{name}: {dtype} was not declared")
+            fits = len(actual) == len(shape) and all(
+                have == (want if isinstance(want, int) else sizes.setdefault(want, have))
+                for have, want in zip(actual, shape, strict=True)
+            )
+            if not fits:
+                raise WireError(f"{tag_of(cls)}.{name}: shape {actual} does not fit {shape}")
+        for dimension, value in sizes.items():
+            bound = self.bounds.get(dimension)
+            if not isinstance(bound, int):
+                raise TypeError(f"{tag_of(cls)}: no bound for the dimension {dimension!r}")
+            if not 0 <= value <= bound:
+                raise WireError(f"{tag_of(cls)}: {dimension} = {value} is above the agreed {bound}")
+
+    def pack(self, msg: Any) -> Leaves:
+        """The message as it would lie on the wire: checked, cast, and sharing nothing with the sender."""
+        cls, leaves = type(msg), {}
+        for name, (kind, declared) in schema_of(cls).items():
+            value = getattr(msg, name)
+            if kind in SCALARS:
+                value = torch.tensor(value)
+            for key, tensor in value.items() if kind == Params else [("", value)]:
+                dtype = tensor.dtype if tensor.dtype in declared.dtypes else declared.dtypes[0]
+                leaves[f"{name}/{key}" if key else name] = tensor.detach().to(dtype, copy=True).contiguous()
+        self._check(cls, {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()})
+        return {name: leaves[name] for name in self.layout(cls)}
+
+    def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
+        """Field values as a receiver sees them: tensors in the dtype it computes in, scalars as Python numbers.
+
+        With `additive` given, only the fields of that kind.
+        """
+        seen: dict[str, Any] = {}
+        for name, (kind, declared) in schema_of(cls).items():
+            if additive is not None and declared.additive != additive:
+                continue
+            if kind == Params:
+                prefix = name + "/"
+                found = {key: leaf for key, leaf in leaves.items() if key.startswith(prefix)}
+                seen[name] = {key.removeprefix(prefix): self._receive(leaf) for key, leaf in found.items()}
+            else:
+                seen[name] = kind(leaves[name].item()) if kind in SCALARS else self._receive(leaves[name])
+        return seen
+
+    def unpack(self, cls: type[T], leaves: Leaves) -> T:
+        """The message that a receiver sees."""
+        return cls(**self.values(cls, leaves))
+
+    def _receive(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self.dtype) if leaf.is_floating_point() else leaf
+
+    def encode(self, msg: Any) -> bytes:
+        leaves = self.pack(msg)
+        body = [leaf.cpu().numpy().tobytes() for leaf in leaves.values()]
+        return b"".join([_header(type(msg), _describe(leaves)), *body])
+
+    def limit(self, cls: type) -> int:
+        """The most bytes that a message of this type may have."""
+        largest = []
+        for name, (declared, shape) in self.layout(cls).items():
+            bounded = [side if isinstance(side, int) else self.bounds[side] for side in shape]
+            widest = max(declared.dtypes, key=lambda dtype: dtype.itemsize)
+            largest.append((name, widest, typing.cast("tuple[int, ...]", tuple(bounded))))
+        return len(_header(cls, largest)) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in largest)
+
+    def decode(self, cls: type[T], data: bytes) -> T:
+        """The message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
+        if len(data) > self.limit(cls):
+            raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
+        self._check(cls, read_header(cls, data))
+        try:
+            leaves = load(data)
+        except SafetensorError as error:
+            raise WireError(f"{tag_of(cls)}: {error}") from error
+        return self.unpack(cls, leaves)
+
+
+def peek_tag(data: bytes) -> str:
+    """The name that a message bears, for a receiver that awaits one of several; the rest is not looked at."""
+    metadata = _parse(data)[0].get("__metadata__")
+    tag = metadata.get("fedgist") if isinstance(metadata, dict) else None
+    if not isinstance(tag, str):
+        raise WireError("not a fedgist message: it bears no name")
+    return tag
+
+
+def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What the header claims, after checking that it accounts for every byte that follows."""
+    entries, body = _parse(data)
+    if entries.pop("__metadata__", None) != {"fedgist": tag_of(cls)}:
+        raise WireError(f"expected a message {tag_of(cls)}")
+    names = {name: dtype for dtype, name in DTYPES.items()}
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    end = 0
+    for name, entry in entries.items():
+        try:
+            dtype, shape, (start, stop) = names[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+            good = entry.keys() == {"dtype", "shape", "data_offsets"}
+            good = good and all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise WireError(f"{tag_of(cls)}.{name}: malformed header") from error
+        if not good or start != end or stop - start != math.prod(shape) * dtype.itemsize:
+            raise WireError(f"{tag_of(cls)}.{name}: malformed header")
+        found[name], end = (dtype, shape), stop
+    if end != body:
+        raise WireError(f"{tag_of(cls)}: {body:,} bytes follow the header, which accounts for {end:,}")
+    return found
+
+
+def _parse(data: bytes) -> tuple[dict[str, Any], int]:
+    """The JSON header and the number of bytes behind it."""
+    header_end = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header_end > len(data):
+        raise WireError("not a fedgist message: cut short")
+    try:
+        entries = json.loads(data[8:header_end], object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise WireError("not a fedgist message: unreadable header") from error
+    if not isinstance(entries, dict):
+        raise WireError("not a fedgist message: unreadable header")
+    return entries, len(data) - header_end
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
+
+
+def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
+    """The sum of the additive fields over several packed messages, in float64: a receiver rounds once."""
+    additive = {name for name, (_, declared) in schema_of(cls).items() if declared.additive}
+    total: Leaves = {}
+    for leaves in parts:
+        for name, leaf in leaves.items():
+            if name.split("/")[0] in additive:
+                wide = leaf.double() if leaf.is_floating_point() else leaf.long()
+                if name in total and total[name].shape != wide.shape:
+                    raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
+                total[name] = total[name] + wide if name in total else wide
+    return total

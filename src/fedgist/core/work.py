@@ -1,0 +1,166 @@
+"""Work: what a role hands to its engine instead of doing it itself.
+
+`await compute(fn, *args)` and `await scan(step, carry, xs, *consts)` run pure functions of tensors. The coroutine
+that awaits them is suspended, so whoever drives it decides how the work is done: alone, on a thread, or stacked with
+the same work of many clients.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.tree import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """One call of a pure function."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A loop `for x in xs: carry = step(carry, x, *consts)`."""
+
+    step: Callable[..., Any]
+    carry: Tree
+    xs: "Tree | Chunks"
+    consts: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """The inputs of a long scan, made piece by piece: `make(seed, first, count)` gives steps first … first+count-1.
+
+    `make` is pure, and its result does not depend on how the range is cut.
+    """
+
+    make: Callable[[int, int, int], Tree]
+    seed: int
+    length: int
+
+
+class Pool(dict[str, Tensor]):
+    """Tensors that a computation reaches only through indices into their first dimension.
+
+    An engine that stacks clients of different sizes may therefore pad that dimension.
+    """
+
+
+class Suspend:
+    """Hands a request to whoever drives the coroutine and evaluates to what the driver sends back."""
+
+    def __init__(self, request: Any):
+        self.request = request
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self.request)
+
+
+async def compute(fn: Callable[..., Any], *args: Any) -> Any:
+    """Run the pure function `fn` on `args`."""
+    return await Suspend(Compute(fn, args))
+
+
+async def scan(step: Callable[..., Any], carry: Tree, xs: "Tree | Chunks", *consts: Any) -> Tree:
+    """Fold the pure function `step(carry, x, *consts) -> carry` over the first dimension of `xs`.
+
+    `consts` (a data pool, the weights of the round) are shared between steps, never copied.
+    """
+    return await Suspend(Scan(step, carry, xs, consts))
+
+
+CHUNK = 64
+"""How many steps of `Chunks` are made at a time."""
+
+
+def length(xs: "Tree | Chunks") -> int:
+    """The number of steps of a scan."""
+    return xs.length if isinstance(xs, Chunks) else len(tree.leaves(xs)[0])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine computes, and in which floating dtype."""
+
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+
+    def put(self, what: Tree) -> Tree:
+        """Bring every tensor here; nothing is copied that is here already."""
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype)
+
+        return tree.map(move, what)
+
+
+def steps(xs: "Tree | Chunks", place: Place) -> Iterator[Tree]:
+    """The inputs of a scan, one step after the other, where they are needed."""
+    if isinstance(xs, Chunks):
+        for first in range(0, xs.length, CHUNK):
+            yield from steps(xs.make(xs.seed, first, min(CHUNK, xs.length - first)), place)
+    else:
+        here = place.put(xs)
+        for i in range(length(xs)):
+            yield tree.index(here, i)
+
+
+def execute(work: Compute | Scan, place: Place) -> Any:
+    """Do the work here and now, for one client: the definition that every engine must equal."""
+    with torch.no_grad():
+        if isinstance(work, Compute):
+            return work.fn(*place.put(work.args))
+        carry, consts = place.put(work.carry), place.put(work.consts)
+        for x in steps(work.xs, place):
+            carry = work.step(carry, x, *consts)
+        return carry
+
+
+_local = threading.local()
+
+
+def stacked() -> bool:
+    """Whether the code that asks is running for many clients at once, under vmap."""
+    return getattr(_local, "stacked", False)
+
+
+@contextmanager
+def stacking() -> Iterator[None]:
+    """An engine sets this around a vmapped call."""
+    before, _local.stacked = stacked(), True
+    try:
+        yield
+    finally:
+        _local.stacked = before
+
+
+def gradient(fn: Callable[[Tree], tuple[Tensor, Any]], at: Tree) -> tuple[Tree, tuple[Tensor, Any]]:
+    """The gradient of `fn(at) -> (loss, extra)`, and what `fn` returned; `extra` is a tree of tensors, perhaps empty.
+
+    May be nested for higher derivatives.
+
+    Under vmap this is `torch.func.grad`; alone it is `torch.autograd.grad`, which costs a third less for small nets.
+    """
+    if stacked():
+        grads, (loss, extra) = torch.func.grad_and_value(fn, has_aux=True)(at)
+        return grads, (loss, extra)
+    nested = torch.is_grad_enabled()  # work runs without gradients, so somebody outside is differentiating
+    with torch.enable_grad():
+        variables = tree.map(lambda t: t if nested and t.requires_grad else t.detach().requires_grad_(), at)
+        loss, extra = fn(variables)
+        inputs = tree.leaves(variables)
+        found = torch.autograd.grad(loss, inputs, create_graph=nested, materialize_grads=True)
+    if not nested:
+        loss, extra = loss.detach(), tree.map(lambda t: t.detach() if isinstance(t, Tensor) else t, extra)
+    return tree.rebuild(at, found), (loss, extra)

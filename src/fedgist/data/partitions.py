@@ -1,0 +1,222 @@
+"""Who holds which samples: the partitions of the federated literature, as pure functions of labels and a named `Rng`.
+
+Each kind is a function (labels, clients, rng, *, options) giving the indices of every client; its keyword arguments are
+the options that a user may set. To add a kind, write the function and name it in KINDS.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.rng import Rng
+
+Parts = list[np.ndarray]
+TRIES = 10_000
+
+
+def split(labels: Tensor | np.ndarray, clients: int, rng: Rng, kind: str = "dirichlet", **given: float) -> Parts:
+    """The sorted indices of each client's samples; no sample has two owners, and a client may have none."""
+    if kind not in KINDS:
+        raise unknown("partition", kind, KINDS)
+    for name, value in given.items():
+        if name not in options(kind):
+            if not options(kind):
+                raise FedgistError(f"partition {kind!r} has no options, so {name!r} cannot be set")
+            raise unknown(f"option of partition {kind!r}", name, options(kind))
+        _check_option(name, value)
+    if clients < 1:
+        raise FedgistError(f"a partition needs at least 1 client, not {clients}")
+    held = _as_array(labels)
+    if held.ndim != 1 or len(held) == 0:
+        raise FedgistError(f"a partition needs a list of at least 1 label, not an array of shape {held.shape}")
+    parts = [np.sort(part) for part in KINDS[kind](held, clients, rng, **given)]
+    if not any(map(len, parts)):
+        raise FedgistError(f"partition {kind!r} of {len(held)} samples leaves every client empty; use more data")
+    return parts
+
+
+def available() -> dict[str, str]:
+    """Every kind with one line on it."""
+    return {kind: (function.__doc__ or "").partition("\n")[0] for kind, function in KINDS.items()}
+
+
+def options(kind: str) -> dict[str, float]:
+    """The options that a kind takes, with their defaults."""
+    if kind not in KINDS:
+        raise unknown("partition", kind, KINDS)
+    parameters = inspect.signature(KINDS[kind]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def label_counts(labels: Tensor | np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """How many samples of each class each client holds: [clients, classes]."""
+    held = _as_array(labels)
+    if held.size and not 0 <= held.min() <= held.max() < classes:
+        raise FedgistError(f"labels must lie between 0 and {classes - 1}, not between {held.min()} and {held.max()}")
+    return np.stack([np.bincount(held[part], minlength=classes) for part in parts])
+
+
+def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """Shuffled and cut into equal parts (McMahan et al. 2017)."""
+    return np.array_split(_shuffled(np.arange(len(labels)), rng), clients)
+
+
+def stratified(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """Every client has the same number of each class (Berdoz 2022); sizes differ by at most one sample."""
+    # Dealing the classes one after the other, like cards, evens out each class and the whole at once.
+    deck = np.concatenate([_shuffled(members, rng("class", label)) for label, members in _classes(labels)])
+    return [deck[client::clients] for client in range(clients)]
+
+
+def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5) -> Parts:
+    """Each class is shared out in Dirichlet(alpha) proportions, independently (Yurochkin et al. 2019)."""
+    groups = _classes(labels)
+    draw = rng("proportions").numpy()
+    sizes = [_sizes(_dirichlet(draw, alpha, clients), len(members)) for _, members in groups]
+    return _deal(groups, sizes, rng)
+
+
+def dirichlet_balanced(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5, min_size: int = 10) -> Parts:
+    """Dirichlet(alpha) by class, passing over clients that have their even share (NIID-Bench, Li et al. 2022).
+
+    Redrawn until every client has `min_size` samples.
+    """
+    groups = _classes(labels)
+    share = len(labels) / clients
+
+    def attempt(draw: np.random.Generator) -> list[np.ndarray]:
+        return _fill(draw, alpha, clients, [len(members) for _, members in groups], share)
+
+    return _deal(groups, _until_large_enough(attempt, clients, len(labels), rng, alpha, min_size), rng)
+
+
+def dirichlet_fedgen(
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5, ratio: float = 0.5, min_size: int = 10
+) -> Parts:
+    """Balanced Dirichlet(alpha) on part of the data, capped by class (the code of FedGen, Zhu et al. 2021).
+
+    A client's share is `ratio` of the data divided by the clients. A client that holds its share is passed over, and no
+    more than one share of each class is used at all: of MNIST with 20 clients and ratio 0.5, 1,500 images a class,
+    15,000 in all. Classes are shared out in random order; redrawn until every client has `min_size` samples.
+    """
+    groups = _classes(labels)
+    share = ratio * len(labels) / clients
+    used = [int(min(share, ratio * len(members))) for _, members in groups]
+
+    def attempt(draw: np.random.Generator) -> list[np.ndarray]:
+        order = draw.permutation(len(groups))
+        sizes = _fill(draw, alpha, clients, [used[k] for k in order], share)
+        return [sizes[k] for k in np.argsort(order)]
+
+    return _deal(groups, _until_large_enough(attempt, clients, sum(used), rng, alpha, min_size), rng)
+
+
+def shards(labels: np.ndarray, clients: int, rng: Rng, *, shards_per_client: int = 2) -> Parts:
+    """Sorted by label and cut into shards, of which each client gets a few (McMahan et al. 2017)."""
+    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards_per_client)
+    order = rng.permutation(len(pieces)).tolist()
+    return [np.concatenate([pieces[k] for k in order[client::clients]]) for client in range(clients)]
+
+
+def quantity(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5) -> Parts:
+    """Sizes follow Dirichlet(alpha), labels are i.i.d. (quantity skew of Li et al. 2022)."""
+    sizes = _sizes(_dirichlet(rng("proportions").numpy(), alpha, clients), len(labels))
+    return np.split(_shuffled(np.arange(len(labels)), rng("order")), np.cumsum(sizes)[:-1])
+
+
+KINDS: dict[str, Callable[..., Parts]] = {
+    "iid": iid,
+    "stratified": stratified,
+    "dirichlet": dirichlet,
+    "dirichlet-balanced": dirichlet_balanced,
+    "dirichlet-fedgen": dirichlet_fedgen,
+    "shards": shards,
+    "quantity": quantity,
+}
+
+
+def _check_option(name: str, value: float) -> None:
+    if name == "alpha" and not (math.isfinite(value) and value > 0):
+        raise FedgistError(f"alpha must be a positive number, not {value}")
+    if name == "ratio" and not 0 < value <= 1:
+        raise FedgistError(f"ratio must be above 0 and at most 1, not {value}")
+    least = {"min_size": 0, "shards_per_client": 1}.get(name)
+    if least is not None and (value != int(value) or value < least):
+        raise FedgistError(f"{name} must be a whole number of at least {least}, not {value}")
+
+
+def _as_array(labels: Tensor | np.ndarray) -> np.ndarray:
+    return labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+
+
+def _shuffled(indices: np.ndarray, rng: Rng) -> np.ndarray:
+    return indices[rng.permutation(len(indices)).numpy()]
+
+
+def _classes(labels: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Each label that occurs, with the indices of its samples."""
+    return [(int(label), np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def _dirichlet(draw: np.random.Generator, alpha: float, parts: int) -> np.ndarray:
+    # Beyond 1e15 the proportions are equal to float precision, and numpy's sum of gammas would overflow in the end.
+    return draw.dirichlet(np.full(parts, min(alpha, 1e15)))
+
+
+def _sizes(proportions: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers in these proportions that add up to `total`, by rounding the cuts down as the published codes do.
+
+    It matters for the balanced kinds: a client with nearly all of a class then stays one sample short of its share.
+    """
+    cuts = (np.cumsum(proportions) * total).astype(np.int64)
+    cuts[-1] = total
+    return np.diff(cuts, prepend=0)
+
+
+def _fill(draw: np.random.Generator, alpha: float, clients: int, totals: list[int], share: float) -> list[np.ndarray]:
+    """How many samples of each class each client gets when clients that hold their `share` are passed over.
+
+    The sources draw for all clients, set the full ones to zero and renormalise. What remains of a Dirichlet vector is,
+    renormalised, itself Dirichlet, so it is drawn for the others alone: the same law, and never 0/0 at a small alpha.
+    """
+    held = np.zeros(clients, np.int64)
+    sizes = []
+    for total in totals:
+        proportions = np.zeros(clients)
+        takers = held < share
+        proportions[takers] = _dirichlet(draw, alpha, int(takers.sum()))
+        sizes.append(_sizes(proportions, total))
+        held += sizes[-1]
+    return sizes
+
+
+def _until_large_enough(
+    attempt: Callable[[np.random.Generator], list[np.ndarray]],
+    clients: int,
+    total: int,
+    rng: Rng,
+    alpha: float,
+    min_size: int,
+) -> list[np.ndarray]:
+    draw = rng("proportions").numpy()
+    for _ in range(TRIES if clients * min_size <= total else 0):
+        sizes = attempt(draw)
+        if np.sum(sizes, axis=0).min() >= min_size:
+            return sizes
+    raise FedgistError(
+        f"no partition of {total} samples with alpha {alpha} was found that gives each of {clients} clients at least "
+        f"{min_size}; use fewer clients, a larger alpha or a smaller min_size"
+    )
+
+
+def _deal(groups: list[tuple[int, np.ndarray]], sizes: list[np.ndarray], rng: Rng) -> Parts:
+    """Random samples of each class in the given numbers; what the numbers leave over belongs to nobody."""
+    hands = [
+        np.split(_shuffled(members, rng("class", label)), np.cumsum(size))[:-1]
+        for (label, members), size in zip(groups, sizes, strict=True)
+    ]
+    return [np.concatenate(hand) for hand in zip(*hands, strict=True)]

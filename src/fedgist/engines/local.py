@@ -1,0 +1,328 @@
+"""The in-process federation: sites, their committed states, exchanges, and rounds driven by an executor.
+
+Messages do not become bytes here, but they are checked, cast, copied and counted exactly as the codec would.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.federation import SERVER, Answers, Ask, Federation, Site, TooFewAnswers
+from fedgist.core.ledger import Entry, Ledger
+from fedgist.core.message import Codec, Leaves, add_up, size, tag_of
+from fedgist.core.method import Handler, Method, handler_for
+from fedgist.core.rng import Rng
+from fedgist.core.tree import Tree
+from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+
+Outage = Callable[[str, int, int], bool]
+"""Whether a client (id, round, exchange) fails to answer."""
+
+Delay = Callable[[str, int], int]
+"""How many rounds late the reply of a client (id, round) arrives."""
+
+
+class SiteFailure(Exception):
+    """A site could not answer; its state stays what it was, and the exchange goes on without it."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round: how many clients answered each exchange at least, or why it was skipped."""
+
+    round: int
+    answered: int
+    skipped: str | None = None
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A request on its way to one site, and the coroutine that answers it."""
+
+    site: Site
+    role: Role
+    before: Tree
+    reply: Any = None
+
+
+class LocalEngine:
+    """A federation in one process. With a `topology` (node -> neighbours) every client drives rounds of its own.
+
+    A reply that is late by `delay` rounds joins the first exchange for such replies after that, and says from which
+    round it is; until then its sender is busy and does not answer who asked. A number draws delays from 0 to that.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        sites: Mapping[str, Any],
+        *,
+        seed: int,
+        executor: Executor,
+        ledger: Ledger | None = None,
+        info: Mapping[str, Mapping[str, Any]] | None = None,
+        topology: Mapping[str, Sequence[str]] | None = None,
+        offline: float | Outage = 0.0,
+        delay: int | Delay = 0,
+    ):
+        self.method, self.executor, self.ledger = method, executor, ledger or Ledger()
+        self.ids = tuple(sorted(sites))
+        self.data = {id: sites[id].to(executor.place.device, executor.place.dtype) for id in self.ids}
+        self.info = {id: {"model": method.task.model, **(info or {}).get(id, {})} for id in self.ids}
+        self.reach = {id: (id, *near) for id, near in topology.items()} if topology else {SERVER: self.ids}
+        self.rng = Rng(seed)
+        self.outage = offline if callable(offline) else self._random_outage(offline)
+        self.delay = delay if callable(delay) else self._random_delay(delay)
+        self.codecs = {
+            model: Codec(method.bounds(model), executor.place.dtype)
+            for model in {method.task.model, *(about["model"] for about in self.info.values())}
+        }
+        self.rounds_done = 0
+        self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in self.reach}
+        self.site_states: dict[str, Tree] = {}
+        self.under_way: dict[str, Tree] = {}
+        self.working: dict[str, Tree] = {}
+        self._begin("round", 1)
+
+    # What a runner uses
+
+    @property
+    def state(self) -> Tree:
+        """The server's state; without a server, the states of all nodes."""
+        return self.states.get(SERVER, self.states)
+
+    def run_round(self) -> RoundReport:
+        return run_rounds([self])[0]
+
+    def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
+        self._begin("evaluation", self.rounds_done)
+        federation = self._federation(SERVER, self.ids)
+        role = self.method.evaluate(self.state, federation, self._put(test))
+        (outcome,) = _run_together([(self, SERVER, role)])
+        if isinstance(outcome, TooFewAnswers):
+            raise outcome
+        self.working = {}
+        return dict(outcome)
+
+    def snapshot(self) -> Tree:
+        """All that is needed to go on from here."""
+        return {
+            "round": self.rounds_done,
+            "states": self.states,
+            "sites": self.site_states,
+            "under way": self.under_way,
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        self.rounds_done = snapshot["round"]
+        self.states, self.site_states = self._put(snapshot["states"]), self._put(snapshot["sites"])
+        self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
+
+    # A round
+
+    def begin_round(self) -> dict[str, Role]:
+        """The round coroutines, one for each node that drives one."""
+        self._begin("round", self.rounds_done + 1)
+        return {
+            node: self.method.round(tree.copy(self.states[node]), self._federation(node, ids))
+            for node, ids in self.reach.items()
+        }
+
+    def end_round(self, outcomes: Mapping[str, Any]) -> RoundReport:
+        """Commit what the nodes returned, unless all of them had to skip the round."""
+        self.rounds_done += 1
+        skipped = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, TooFewAnswers)]
+        all_skipped = len(skipped) == len(outcomes)
+        if not all_skipped:
+            self.site_states.update(self.working)
+            self.under_way = self.working_under_way
+        for node, outcome in outcomes.items():
+            if not isinstance(outcome, TooFewAnswers):
+                self.states[node] = outcome
+        self.working = {}
+        return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None)
+
+    def _begin(self, phase: str, round: int) -> None:
+        self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
+        self.working, self.working_under_way = {}, dict(self.under_way)
+
+    def _federation(self, node: str, ids: Sequence[str]) -> Federation:
+        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info)
+
+    def _random_outage(self, probability: float) -> Outage:
+        def out(id: str, round: int, exchange: int) -> bool:
+            return probability > 0 and self.rng("offline", id, round).uniform(1).item() < probability
+
+        return out
+
+    def _random_delay(self, longest: int) -> Delay:
+        def late(id: str, round: int) -> int:
+            return int(self.rng("delay", id, round).integers(longest + 1, 1)) if longest else 0
+
+        return late
+
+    # An exchange
+
+    def deliver(self, ask: Ask) -> list[Delivery]:
+        """Pack each request once, count it for each site that is there, and start the sites' handlers."""
+        if strangers := sorted(set(ask.to) - set(self.reach.get(ask.node, self.ids))):
+            raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
+        packed: dict[tuple[int, str], tuple[Any, Leaves]] = {}
+        deliveries = []
+        for name in sorted(ask.to):
+            if self._unreachable(ask.node, name):
+                continue
+            msg, model = ask.to[name], self.info[name]["model"]
+            handler = handler_for(self.method, type(msg))
+            if handler.reply is not ask.reply:
+                raise TypeError(
+                    f"{self.method.name}.{handler.name} replies {handler.reply.__name__}, not {ask.reply.__name__}"
+                )
+            if (key := (id(msg), model)) not in packed:
+                leaves = self.codecs[model].pack(msg)
+                packed[key] = (self.codecs[model].unpack(type(msg), leaves), leaves)
+            received, leaves = packed[key]
+            self._count(ask.node, name, "down", received, leaves, model)
+            site = self._site(name)
+            role = self._answer(site, handler, received)
+            deliveries.append(Delivery(site, role, tree.copy(site.state)))
+        return deliveries
+
+    def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
+        """Keep the states of the sites that answered, count their replies, and show the asker what it may see."""
+        answered = [delivery for delivery in deliveries if not isinstance(delivery.reply, SiteFailure)]
+        replies: dict[str, Leaves] = {}
+        for delivery in answered:
+            id, model = delivery.site.id, delivery.site.info["model"]
+            leaves = self.codecs[model].pack(delivery.reply)
+            self._count(id, ask.node, "up", delivery.reply, leaves, model)
+            if late := self._lateness(ask.node, id):
+                reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply), "leaves": leaves}
+                self.working_under_way[f"{id} to {ask.node}"] = reply
+            else:
+                replies[id] = leaves
+        arrived = self._arrived(ask)
+        replies = dict(sorted({**replies, **{id: reply["leaves"] for id, reply in arrived.items()}}.items()))
+        if len(replies) < ask.at_least:
+            return TooFewAnswers(
+                f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
+                f"at least {ask.at_least} are needed"
+            )
+        codec = self.codecs[self.method.task.model]
+        total = add_up(ask.reply, replies.values())
+        visible = {
+            id: SimpleNamespace(**self.codecs[self.info[id]["model"]].values(ask.reply, leaves, additive=False))
+            for id, leaves in replies.items()
+        }
+        summed = SimpleNamespace(**codec.values(ask.reply, total, additive=True)) if replies else None
+        return Answers(tuple(replies), summed, visible, {id: reply["round"] for id, reply in arrived.items()})
+
+    def _unreachable(self, node: str, id: str) -> bool:
+        """Whether a site cannot be asked: it is away, the peer that asks is, or it still owes that one a reply."""
+        away = any(self.outage(end, self.round, self.exchange) for end in {node, id} - {SERVER})
+        return away or (self.phase == "round" and f"{id} to {node}" in self.working_under_way)
+
+    def _lateness(self, node: str, id: str) -> int:
+        return self.delay(id, self.round) if self.phase == "round" and id != node else 0
+
+    def _arrived(self, ask: Ask) -> dict[str, Tree]:
+        """The late replies that join this exchange, by sender."""
+        if self.phase != "round":
+            return {}
+        return {
+            id: self.working_under_way.pop(key)
+            for id in self.ids
+            if (reply := self.working_under_way.get(key := f"{id} to {ask.node}"))
+            if reply["due"] <= self.round and reply["type"] == tag_of(ask.reply)
+        }
+
+    def end_exchange(self, deliveries: Sequence[Delivery]) -> None:
+        """Take over the states that handlers left behind; only one handler of a site may change it in an exchange."""
+        self.exchange += 1
+        self.answered = min(self.answered, len({d.site.id for d in deliveries if not isinstance(d.reply, SiteFailure)}))
+        changed: set[str] = set()
+        for delivery in deliveries:
+            if isinstance(delivery.reply, SiteFailure) or tree.same(delivery.site.state, delivery.before):
+                continue
+            if delivery.site.id in changed:
+                raise RuntimeError(f"{self.method.name}: two nodes changed site {delivery.site.id} in one exchange")
+            changed.add(delivery.site.id)
+            self.working[delivery.site.id] = self._put(delivery.site.state)
+
+    def _site(self, id: str) -> Site:
+        rng = self.rng("client", id)
+        site = Site(id, self.round, self.data[id], None, rng("init"), self.info[id])
+        state = self.working.get(id, self.site_states.get(id))
+        if state is None:
+            state = self.working[id] = self._put(self.method.client_init(site))
+        site.state, site.rng = tree.copy(state), rng(self.phase, self.round, self.exchange)
+        return site
+
+    async def _answer(self, site: Site, handler: Handler, msg: Any) -> Any:
+        tensors = [leaf for leaf in tree.leaves(vars(msg)) if isinstance(leaf, Tensor)]
+        versions = [tensor._version for tensor in tensors]
+        try:
+            reply = await getattr(self.method, handler.name)(site, msg)
+        except SiteFailure as failure:
+            return failure
+        except Exception as error:
+            fields = tree.map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf, vars(msg))
+            where = f"client {site.id}, round {self.round}, {self.method.name}.{handler.name}"
+            error.add_note(f"in {where}, answering {tag_of(type(msg))} {fields}")
+            raise
+        if versions != [tensor._version for tensor in tensors]:
+            raise RuntimeError(f"{self.method.name}.{handler.name} changed the message it received; copy it first")
+        if type(reply) is not handler.reply:
+            raise TypeError(f"{self.method.name}.{handler.name} must reply {handler.reply.__name__}")
+        return reply
+
+    def _count(self, sender: str, receiver: str, direction: str, msg: Any, leaves: Leaves, model: str) -> None:
+        if sender == receiver:  # a node that asks itself sends nothing
+            return
+        tag = tag_of(type(msg))
+        entry = Entry(self.round, self.phase, self.exchange, direction, sender, receiver, tag)
+        self.ledger.write(entry, size(type(msg), leaves))
+        if self.ledger.records(tag):
+            self.ledger.keep(entry, self.codecs[model].encode(msg))
+
+    def _put(self, what: Tree) -> Tree:
+        return self.executor.place.put(what)
+
+
+def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:
+    """One round of several federations (several seeds of a run) together, so that an executor may stack them."""
+    begun = [(engine, engine.begin_round()) for engine in engines]
+    outcomes = iter(_run_together([(engine, node, role) for engine, roles in begun for node, role in roles.items()]))
+    return [engine.end_round({node: next(outcomes) for node in roles}) for engine, roles in begun]
+
+
+def _run_together(runs: Sequence[tuple[LocalEngine, str, Role]]) -> list[Any]:
+    """Drive round coroutines exchange by exchange, until each has returned or got too few answers."""
+    executor = runs[0][0].executor
+    outcomes: dict[int, Any] = {}
+    inbox: dict[int, Any] = dict.fromkeys(range(len(runs)))
+    try:
+        while inbox:
+            stops = executor.drive([until_ask(runs[i][2], value) for i, value in inbox.items()])
+            asks = dict(zip(inbox, stops, strict=True))
+            outcomes.update({i: stop.result for i, stop in asks.items() if isinstance(stop, Finished)})
+            asks = {i: stop for i, stop in asks.items() if isinstance(stop, Ask)}
+            deliveries = {i: runs[i][0].deliver(ask) for i, ask in asks.items()}
+            everything = [delivery for group in deliveries.values() for delivery in group]
+            for delivery, reply in zip(everything, executor.drive([d.role for d in everything]), strict=True):
+                delivery.reply = reply
+            inbox = {}
+            for i, ask in asks.items():
+                answers = runs[i][0].collect(ask, deliveries[i])
+                (outcomes if isinstance(answers, TooFewAnswers) else inbox)[i] = answers
+            for engine in {runs[i][0] for i in asks}:
+                engine.end_exchange([d for i, group in deliveries.items() if runs[i][0] is engine for d in group])
+    finally:
+        for _, _, role in runs:
+            role.close()
+    return [outcomes[i] for i in range(len(runs))]

@@ -1,0 +1,24 @@
+"""One client after the other: the definition of the truth that every other engine must equal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import Role, drive_one
+
+
+class Sequential:
+    name = "sequential"
+
+    def __init__(self, place: Place = Place()):
+        self.place = place
+
+    def drive(self, roles: Sequence[Role]) -> list[Any]:
+        results = []
+        try:
+            for role in roles:
+                results.append(drive_one(role, self.place))
+        finally:
+            for role in roles:
+                role.close()
+        return results

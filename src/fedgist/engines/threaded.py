@@ -1,0 +1,42 @@
+"""Clients side by side in worker threads, one intra-op thread each: the default on a CPU.
+
+Two intra-op threads on a small net are slower than one, and torch releases Python's lock while it computes, so threads
+over clients use the cores that threads inside an operation cannot.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import Role, drive_one
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Threaded:
+    name = "threaded"
+
+    def __init__(self, place: Place = Place(), workers: int | None = None):
+        self.place = place
+        self.workers = workers or cores()
+        # The number of intra-op threads is a property of the calling thread: the main thread keeps its own.
+        self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
+
+    def drive(self, roles: Sequence[Role]) -> list[Any]:
+        if len(roles) == 1:  # nothing to share: let the operations themselves use the cores
+            return [drive_one(roles[0], self.place)]
+        futures = [self._pool.submit(drive_one, role, self.place) for role in roles]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for role, future in zip(roles, futures, strict=True):
+                if future.cancel():
+                    role.close()
+            wait(futures)  # after an error too: nobody works on a client's behalf once this returns

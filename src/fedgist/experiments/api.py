@@ -1,0 +1,62 @@
+"""`fedgist.run`: a method on a caller's own model and data, or on a named data set, from Python."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedgist.core.errors import FedgistError
+from fedgist.experiments import config as configs
+from fedgist.experiments import inputs as sources
+from fedgist.experiments import runner
+from fedgist.experiments.config import OWN
+from fedgist.experiments.progress import choose
+from fedgist.experiments.runner import Result
+from fedgist.models import Model, from_module
+
+
+def run(
+    method: str,
+    model: str | nn.Module = "mlp",
+    data: str | Sequence[tuple[Tensor, Tensor]] = "digits",
+    test: tuple[Tensor, Tensor] | None = None,
+    *,
+    classes: int | None = None,
+    features: str | None = None,
+    profile: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    **options: Any,
+) -> Result:
+    """Run a method and return its result.
+
+    `data` is a list of (images, labels), one pair a client: float tensors [samples, channels, height, width] and whole
+    numbers from 0; then `test` is needed. Or it is the name of a data set, which is split over the clients. `model` is
+    a module, whose weights are the start, or the name of a model. `classes` is needed where not every class occurs in
+    the data, `features` where the layer that turns features into class scores is not the module's last linear one.
+    `options` are those of the run and of the method, as in `rounds=20, lr=0.1`; `fedgist config METHOD` shows them all.
+    Without `out` nothing is written; with it, a folder as of `fedgist run`.
+    """
+    if int(options.get("seeds", 1)) != 1:
+        raise FedgistError("fedgist.run makes one run; for several seeds call it with seed=0, seed=1, …")
+    own = {} if isinstance(model, str) else {OWN: partial(_from_module, model, features)}
+    fixed = {"method": method, "model": model if isinstance(model, str) else OWN}
+    if isinstance(data, str):
+        if test is not None or classes is not None:
+            raise FedgistError(f"data set {data!r} has its own test set and classes; give them with data of your own")
+        config = runner.prepare(configs.resolve(options, fixed, {"dataset": data}, profile=profile))
+        inputs = sources.from_dataset(config, own)
+    else:
+        if test is None:
+            raise FedgistError("data of your own needs a test set: test=(x, y)")
+        brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(data))}
+        config = runner.prepare(configs.resolve(options, fixed, brought, profile=profile))
+        inputs = sources.from_memory(config, data, test, classes, own)
+    return runner.run(config, out, resume=resume, inputs=inputs, progress=choose(quiet=not progress))
+
+
+def _from_module(module: nn.Module, features: str | None, shape: tuple[int, int, int], classes: int) -> Model:
+    return from_module(module, shape, classes, features)

@@ -1,0 +1,230 @@
+"""The configuration of a run: one frozen dataclass, read from and written to TOML, every field with its sentence.
+
+A configuration is made in layers, the later winning: defaults, a profile of the method, a TOML file, the command line.
+Keys are flat: `--set lr=0.1` finds the method's `lr` as `--set clients=5` finds the run's `clients`; in a file the
+method's own options stand in the table `[options]`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.config import build, option, options
+from fedgist.core.errors import FedgistError, unknown
+
+OWN = "own"  # the name of data and models that a Python caller brings
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that a run depends on; the same configuration and seed give the same result."""
+
+    method: str = option("fedavg", "The method; `fedgist list methods` names them.")
+    dataset: str = option("digits", "The data set; `fedgist list datasets` names them.")
+    data_dir: str | None = option(None, "Folder with data files; without it, the folder that FEDGIST_DATA names.")
+    normalise: str = option("dataset", "How pixels are scaled: dataset (its mean and deviation), half, train or unit.")
+    limit: int | None = option(None, "Use at most this many training samples.", low=1)
+    clients: int = option(10, "How many clients the training data is split over.", low=1)
+    partition: str = option("dirichlet", "How it is split; `fedgist list partitions` names the ways.")
+    alpha: float = option(0.5, "Dirichlet concentration: small is heterogeneous, large is even.", above=0)
+    min_size: int = option(10, "Balanced Dirichlet partitions: every client has at least this many samples.", low=0)
+    ratio: float = option(0.5, "Partition dirichlet-fedgen: the share of the data that is used.", above=0, high=1)
+    shards_per_client: int = option(2, "Partition shards: how many each client gets.", low=1)
+    partition_seed: int | None = option(None, "Seed of the split; without it, the seed of the run.", low=0)
+    discrepancy: tuple[str, ...] = option(
+        (), "How clients see the data differently: rotation, blur, contrast, labels; as in rotation:degrees=30,labels."
+    )
+    model: str = option("mlp", "The model, with options as in mlp:hidden=200x100; `fedgist list models` names them.")
+    architectures: tuple[str, ...] = option((), "Models of the clients, dealt out in turn; without it, all `model`.")
+    rounds: int = option(10, "Communication rounds.", low=1)
+    seed: int = option(0, "Seed of everything random.", low=0)
+    seeds: int = option(1, "How many runs, with the seeds seed, seed + 1, …; each has its own folder.", low=1)
+    eval_every: int = option(1, "Evaluate every so many rounds, and at the end; 0 is only at the end.", low=0)
+    client_test: str = option(
+        "all", "What clients test their own models on: all test data, or that of their labels.", ("all", "own-labels")
+    )
+    engine: str = option("auto", "Who computes: auto, sequential or threaded.")
+    device: str = option("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.")
+    offline: float = option(0.0, "Chance that a client does not answer in a round.", low=0, high=1)
+    delay: int = option(0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0)
+    topology: str | None = option(
+        None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
+    )
+    checkpoint_every: int = option(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
+    record: tuple[str, ...] = option((), "Message types of which the encoded messages are kept.")
+    options: Any = None
+
+
+def method_options(method: str) -> dict[str, Any]:
+    """The method's own options by name; a name that the run has too would make `--set` ambiguous."""
+    from fedgist import methods
+
+    own = options(methods.find(method).Config)
+    for name in own:
+        if name in options(RunConfig):
+            raise TypeError(f"option {name!r} of method {method!r} has the name of an option of every run")
+    return own
+
+
+def resolve(*layers: Mapping[str, Any], profile: str | None = None) -> RunConfig:
+    """The configuration from flat layers, the later winning; the profile of the method comes before them all."""
+    from fedgist import methods
+
+    flat = {key: value for layer in layers for key, value in layer.items()}
+    name = str(flat.get("method", RunConfig.method))
+    own, run = method_options(name), options(RunConfig)
+    if profile is not None:
+        flat = {**profile_of(name, profile), **flat}
+    for key in flat:
+        if key not in own and key not in run:
+            raise unknown("option", key, [*own, *run])
+    config = build(RunConfig, {key: value for key, value in flat.items() if key in run})
+    own_config: Any = build(methods.find(name).Config, {key: value for key, value in flat.items() if key in own})
+    config = dataclasses.replace(config, options=own_config)
+    check(config)
+    return config
+
+
+def profile_of(method: str, profile: str) -> dict[str, Any]:
+    """The flat overrides of a profile, without its note."""
+    from fedgist import methods
+
+    profiles = methods.find(method).profiles
+    if profile not in profiles:
+        raise unknown(f"profile of {method}", profile, profiles)
+    return {key: value for key, value in profiles[profile].items() if key != "note"}
+
+
+def profile_note(method: str, profile: str | None) -> str | None:
+    """What the profile reduced, in a sentence."""
+    from fedgist import methods
+
+    note = methods.find(method).profiles[profile].get("note") if profile else None
+    return None if note is None else str(note)
+
+
+def assignments(pairs: list[str]) -> dict[str, str]:
+    """`key=value` texts as a mapping."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise FedgistError(f"--set wants key=value, not {pair!r}")
+    return {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """A TOML file as a flat layer."""
+    path = Path(path)
+    if not path.is_file():
+        raise FedgistError(f"there is no configuration file {path}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedgistError(f"{path} is not TOML: {error}") from error
+    own = values.pop("options", {})
+    if not isinstance(own, dict):
+        raise FedgistError(f"{path}: options must be a table, [options]")
+    for key in own:
+        if key in options(RunConfig):
+            raise FedgistError(f"{path}: {key} is an option of the run: write it above [options]")
+    return {**values, **own}
+
+
+def dump(config: RunConfig) -> str:
+    """The configuration as TOML, every value under its sentence."""
+    lines = [f"# A run of fedgist; repeat it with: fedgist run --config FILE\n\n{_lines(config)}"]
+    if config.options is not None and options(config.options):
+        lines.append(f"[options]\n\n{_lines(config.options)}")
+    return "\n".join(lines)
+
+
+def _lines(values: Any) -> str:
+    rows = (f"# {o.help}\n{name} = {_toml(getattr(values, name))}\n" for name, o in options(values).items())
+    return "\n".join(rows)
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return '"none"'  # TOML has no null; `convert` reads it back where None is allowed
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a flat layer: `resolve(flat(config)) == config`."""
+    own = {} if config.options is None else {name: getattr(config.options, name) for name in options(config.options)}
+    return {**{name: getattr(config, name) for name in options(RunConfig)}, **own}
+
+
+def digest(config: RunConfig) -> str:
+    """Eight hex digits that name all of the configuration but its seed."""
+    text = dump(dataclasses.replace(config, seed=0, seeds=1))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Where two configurations differ, one phrase a key."""
+    before, after = flat(old), flat(new)
+    keys = [key for key in {**before, **after} if before.get(key, OWN) != after.get(key, OWN)]
+    return [f"{key} was {before.get(key)!r} and is now {after.get(key)!r}" for key in keys]
+
+
+def check(config: RunConfig) -> None:
+    """What no single option can know: whether the numbers fit together."""
+    active = getattr(config.options, "active", None)
+    if active is not None and active > config.clients:
+        raise FedgistError(
+            f"{active:g} active clients a round are more than the {config.clients} clients that there are"
+        )
+    for spec in (config.model, *config.architectures):
+        model_spec(spec)
+    if config.topology is not None:
+        _check_topology(config)
+    if config.record:
+        _check_record(config)
+
+
+def _check_topology(config: RunConfig) -> None:
+    from fedgist import methods
+
+    if not methods.find(config.method).peer_to_peer:
+        able = ", ".join(name for name, method in methods.registry().items() if method.peer_to_peer)
+        raise FedgistError(f"{config.method} needs a server: leave out topology, or take a method without one: {able}")
+
+
+def _check_record(config: RunConfig) -> None:
+    from fedgist import methods
+    from fedgist.core.message import tag_of
+
+    pairs = methods.find(config.method).handlers.values()
+    tags = {tag_of(kind) for pair in pairs for kind in (pair.request, pair.reply)}
+    names = {name.rsplit(".", 1)[-1] for name in tags}
+    for name in config.record:
+        if name not in tags | names | {"all"}:
+            raise unknown(f"message type of {config.method}", name, names | {"all"})
+
+
+def model_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options in a text such as `mlp:hidden=200x100:norm=batch`."""
+    name, *pairs = text.split(":")
+    for pair in pairs:
+        if "=" not in pair:
+            raise FedgistError(f"a model's options are written name:key=value:key=value, not {text!r}")
+    return name, {key: _value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def _value(text: str) -> Any:
+    """The option of a model: 200x100 is (200, 100), digits are a number, the rest is text."""
+    parts = text.split("x")
+    if not all(part.isdecimal() for part in parts):
+        return text
+    return int(text) if len(parts) == 1 else tuple(map(int, parts))

@@ -1,0 +1,173 @@
+"""What a federation holds before its first round: clients with their data, a test set, a task, models."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist import methods, models
+from fedgist.core.errors import FedgistError
+from fedgist.core.method import Task
+from fedgist.core.rng import Rng
+from fedgist.data import datasets, discrepancies, partitions
+from fedgist.data.client_data import ClientData
+from fedgist.experiments.config import RunConfig, model_spec
+from fedgist.models import Model
+
+Makers = Mapping[str, Callable[[tuple[int, int, int], int], Model]]
+"""A caller's own models by name: how each is made from the shape of an image and the number of classes."""
+
+NONE: Makers = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Data and models, ready to run."""
+
+    task: Task
+    sites: dict[str, ClientData]
+    info: dict[str, dict[str, Any]]
+    """What each client announces: its architecture, nothing about its data."""
+    test: tuple[Tensor, Tensor]
+    counts: dict[str, list[int]]
+    """How many samples of each class each client holds."""
+    sha256: str
+    """Of who holds what: of the indices of a split data set, of the data itself when a caller brought it."""
+    parts: dict[str, np.ndarray] | None = None
+    """Which training samples each client holds, where a data set was split."""
+
+
+def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
+    """A data set, split over the clients as the configuration says."""
+    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
+    train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    parts = partitions.split(train.y, config.clients, Rng(seed)("partition"), config.partition, **settings)
+    shares = [train.take(part) for part in parts]
+    clients = [ClientData(share.x, share.y, train.classes) for share in shares]
+    named = _models(config, train.shape, train.classes, own_models)
+    task = Task(train.shape, train.classes, train.low, train.high, named, config.model)
+    return _inputs(config, task, clients, (test.x, test.y), parts)
+
+
+def from_memory(
+    config: RunConfig,
+    data: Sequence[tuple[Tensor, Tensor]],
+    test: tuple[Tensor, Tensor],
+    classes: int | None = None,
+    own_models: Makers = NONE,
+) -> Inputs:
+    """A caller's own data: one (images, labels) pair a client; without `classes`, the largest label gives them."""
+    pairs = [_checked(f"client {i}", x, y, config.device) for i, (x, y) in enumerate(data)]
+    test = _checked("the test set", *test, config.device)
+    if not len(test[1]):
+        raise FedgistError("the test set is empty: give test=(x, y) with at least one sample")
+    if not sum(len(y) for _, y in pairs):
+        raise FedgistError("data must be a list of (x, y) pairs, one a client, with at least one sample in all")
+    shape = _image_shape(test[0])
+    for i, (x, _) in enumerate(pairs):
+        if _image_shape(x) != shape:
+            raise FedgistError(f"client {i} has images of shape {_image_shape(x)}, the test set of {shape}")
+    labels = 1 + max(int(y.max()) for _, y in [*pairs, test] if len(y))
+    if classes is None:
+        classes = labels
+    elif labels > classes:
+        raise FedgistError(f"there is a label {labels - 1}, but classes = {classes} allows 0 to {classes - 1}")
+    channels = test[0].movedim(1, 0).flatten(1)  # the range of pixels is public, so it comes from the test set
+    low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
+    named = _models(config, shape, classes, own_models)
+    task = Task(shape, classes, low, high, named, config.model)
+    return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None)
+
+
+def _models(config: RunConfig, shape: tuple[int, int, int], classes: int, own: Makers) -> dict[str, Model]:
+    """Every architecture of the run by the name that the configuration gives it."""
+    built: dict[str, Model] = {}
+    for spec in (config.model, *config.architectures):
+        if spec in own:
+            built[spec] = own[spec](shape, classes)
+        else:
+            name, options = model_spec(spec)
+            built[spec] = models.build(name, shape, classes, **options)
+    return built
+
+
+def _inputs(
+    config: RunConfig,
+    task: Task,
+    clients: list[ClientData],
+    test: tuple[Tensor, Tensor],
+    parts: list[np.ndarray] | None,
+) -> Inputs:
+    """Names the clients and gives each its architecture and what it tests its own model on."""
+    if config.discrepancy:
+        clients, test = _seen_differently(config, task.classes, clients, test)
+    width = len(str(len(clients) - 1))  # zero-padded, so that sorting ids sorts clients
+    ids = [f"{i:0{width}d}" for i in range(len(clients))]
+    dealt = config.architectures or (task.model,)
+    counts = {name: client.counts().tolist() for name, client in zip(ids, clients, strict=True)}
+    sha256 = _sha256(parts or [array.cpu().numpy() for client in clients for array in (client.x, client.y)])
+    named = dict(zip(ids, parts, strict=True)) if parts else None
+    if methods.find(config.method).pooled:
+        clients, ids, dealt = [_pooled(clients)], ["0"], (task.model,)
+    clients = [replace(client, test=_client_test(config, client, client.test or test)) for client in clients]
+    info = {name: {"model": dealt[i % len(dealt)]} for i, name in enumerate(ids)}
+    return Inputs(task, dict(zip(ids, clients, strict=True)), info, test, counts, sha256, named)
+
+
+def _seen_differently(
+    config: RunConfig, classes: int, clients: list[ClientData], test: tuple[Tensor, Tensor]
+) -> tuple[list[ClientData], tuple[Tensor, Tensor]]:
+    """Every client's view of its own data and of its part of the test set; the server tests on all parts together."""
+    seed = config.seed if config.partition_seed is None else config.partition_seed
+    views = discrepancies.views(config.discrepancy, len(clients), classes, Rng(seed)("discrepancy"))
+    seen = []
+    for i, (client, view) in enumerate(zip(clients, views, strict=True)):
+        x, y = view(client.x, client.y)
+        part = slice(i, None, len(clients))
+        seen.append(replace(client, x=x, y=y, test=view(test[0][part], test[1][part])))
+    tests = [client.test for client in seen if client.test is not None]
+    return seen, (torch.cat([x for x, _ in tests]), torch.cat([y for _, y in tests]))
+
+
+def _client_test(config: RunConfig, client: ClientData, test: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    if config.client_test == "all":
+        return test  # the same tensors for all: they are on the device once
+    mine = torch.isin(test[1], client.y.unique())
+    return test[0][mine], test[1][mine]
+
+
+def _pooled(clients: list[ClientData]) -> ClientData:
+    """All data in one place, for the method that shows what that would give."""
+    return ClientData(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]), clients[0].classes)
+
+
+def _sha256(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _image_shape(x: Tensor) -> tuple[int, int, int]:
+    channels, height, width = x.shape[1:]
+    return channels, height, width
+
+
+def _checked(owner: str, x: Any, y: Any, device: str) -> tuple[Tensor, Tensor]:
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if x.ndim != 4 or not x.is_floating_point():
+        raise FedgistError(
+            f"{owner}: images must be floating-point [samples, channels, height, width], "
+            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+        )
+    if y.ndim != 1 or y.is_floating_point() or len(x) != len(y) or (len(y) and int(y.min()) < 0):
+        raise FedgistError(f"{owner}: labels must be {len(x)} whole numbers from 0, one for each image")
+    return x.to(device, torch.float32), y.to(device, torch.int64)

@@ -1,0 +1,105 @@
+"""What a person sees while a run runs, on standard error: a bar on a terminal, plain lines elsewhere, or nothing."""
+
+import sys
+import time
+from typing import Any, Protocol
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+class Progress(Protocol):
+    """Told of a run's beginning, of each finished round, and of its end, whatever ended it."""
+
+    def start(self, title: str, done: int, rounds: int) -> None: ...
+
+    def round(self, row: dict[str, Any]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, title: str, done: int, rounds: int) -> None:
+        return None
+
+    def round(self, row: dict[str, Any]) -> None:
+        return None
+
+    def stop(self) -> None:
+        return None
+
+
+class Lines:
+    """One plain line a round."""
+
+    def start(self, title: str, done: int, rounds: int) -> None:
+        self.title, self.done, self.rounds = title, done, rounds
+        self.clock, self.first = time.perf_counter(), done
+
+    def round(self, row: dict[str, Any]) -> None:
+        self.done = row["round"]
+        rate = (time.perf_counter() - self.clock) / (self.done - self.first)
+        left = duration(rate * (self.rounds - self.done))
+        print(f"{self.title}: round {self.done}/{self.rounds}, {standing(row)}, {left} left", file=sys.stderr)
+
+    def stop(self) -> None:
+        return None
+
+
+class Bar:
+    """A bar that shows the round, the accuracy, the bytes and the time left."""
+
+    def start(self, title: str, done: int, rounds: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[standing]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = RichProgress(*columns, console=Console(stderr=True))
+        self.bar.start()
+        self.task = self.bar.add_task(title, total=rounds, completed=done, standing="")
+        self.accuracy: float | None = None
+
+    def round(self, row: dict[str, Any]) -> None:
+        self.accuracy = row.get("accuracy", self.accuracy)
+        self.bar.update(self.task, completed=row["round"], standing=standing({**row, "accuracy": self.accuracy}))
+
+    def stop(self) -> None:
+        self.bar.stop()
+
+
+def standing(row: dict[str, Any]) -> str:
+    """Where a run stands after a round."""
+    accuracy = row.get("accuracy")
+    parts = [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
+    parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}"]
+    return ", ".join(parts + ["skipped"] * bool(row.get("skipped")))
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: 1234567 is 1.23 MB."""
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 75 is 1:15."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def choose(quiet: bool) -> Progress:
+    """The progress for this standard error."""
+    if quiet:
+        return Silent()
+    return Bar() if sys.stderr.isatty() else Lines()

@@ -1,0 +1,314 @@
+"""Runs a configuration: builds the federation, runs its rounds, writes the folder, resumes a killed run exactly."""
+
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import statistics
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+import fedgist
+from fedgist import engines, methods
+from fedgist.core import tree
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import TooFewAnswers
+from fedgist.core.ledger import Ledger
+from fedgist.core.rng import Rng
+from fedgist.data import topologies
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import config as configs
+from fedgist.experiments import inputs as sources
+from fedgist.experiments.config import OWN, RunConfig
+from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.experiments.inputs import Inputs
+from fedgist.experiments.progress import Progress, Silent
+
+LIBRARIES = ("torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    method: str
+    accuracy: float
+    """Test accuracy after the last round."""
+    accuracy_max: float
+    accuracy_best5: float
+    """Mean of the five best evaluations, or of all where there are fewer."""
+    bytes_up: int
+    """What the clients sent in all, as encoded on the wire, evaluation not counted."""
+    bytes_down: int
+    seconds: float
+    """Wall time of the rounds, evaluation not counted."""
+    metrics: list[dict[str, Any]] = dataclasses.field(repr=False)
+    """One row a round."""
+    folder: Path | None
+    state: Any = dataclasses.field(repr=False)
+    """The server's state: a tree of tensors, on the CPU."""
+    weights: dict[str, Tensor] | None = dataclasses.field(repr=False)
+    """The server's model, where the method has one: load it with `module.load_state_dict(weights, strict=False)`."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: what is kept, and how to go on."""
+
+    def __init__(self, kept: str, again: str):
+        super().__init__(f"{kept}; go on with {again}" if again else kept)
+        self.kept = kept
+
+
+def prepare(config: RunConfig) -> RunConfig:
+    """The configuration with `auto` replaced by what this machine has, so that the folder says what really ran."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise FedgistError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise FedgistError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    return dataclasses.replace(config, device=device, engine=engines.executor(config.engine, device).name)
+
+
+def run(
+    config: RunConfig,
+    out: str | Path | None = None,
+    resume: bool = False,
+    inputs: Inputs | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any."""
+    config = dataclasses.replace(prepare(config), seeds=1)
+    folder = None if out is None else RunFolder(out)
+    if folder is not None and folder.started:
+        _check_again(folder, config, resume)
+        if folder.finished:
+            return load_result(folder)
+    inputs = inputs or sources.from_dataset(config)
+    return _Run(config, inputs, folder, progress or Silent()).go()
+
+
+def default_folder(config: RunConfig) -> Path:
+    """runs/METHOD-DATASET-SEED-HASH; several seeds share a folder, in which each has its own."""
+    config = prepare(config)
+    seed = str(config.seed) if config.seeds == 1 else f"{config.seed}to{config.seed + config.seeds - 1}"
+    return Path("runs") / f"{config.method}-{config.dataset}-{seed}-{configs.digest(config)}"
+
+
+def each_seed(config: RunConfig, out: Path) -> list[tuple[RunConfig, Path]]:
+    """The runs of a configuration with several seeds, each with its folder."""
+    if config.seeds == 1:
+        return [(config, out)]
+    seeds = range(config.seed, config.seed + config.seeds)
+    return [(dataclasses.replace(config, seed=seed, seeds=1), out / f"seed-{seed}") for seed in seeds]
+
+
+def load_result(folder: RunFolder) -> Result:
+    """The result of a finished run."""
+    saved = read_json(folder.result)
+    names = ("method", "accuracy", "accuracy_max", "accuracy_best5", "bytes_up", "bytes_down", "seconds")
+    known = {name: saved[name] for name in names}
+    return Result(**known, metrics=folder.rows(), folder=folder.path, **tree.load(folder.state))
+
+
+def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
+    """Whether a run may go on in a folder that has one already."""
+    if not resume:
+        what = "a finished run" if folder.finished else "an unfinished run"
+        raise FedgistError(f"{folder.path} holds {what}; go on with --resume, or choose another folder with --out")
+    before = configs.resolve(configs.load(folder.config))
+    if changed := configs.differences(before, config):
+        raise FedgistError(f"{folder.path} was begun with another configuration: {'; '.join(changed)}")
+
+
+class _Run:
+    """One run under way."""
+
+    def __init__(self, config: RunConfig, inputs: Inputs, folder: RunFolder | None, progress: Progress):
+        self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
+        self.rows: list[dict[str, Any]] = []
+        self.method = methods.find(config.method)(config.options, inputs.task)
+        executor = engines.executor(config.engine, config.device)
+        self.test = executor.place.put(inputs.test)
+        self.engine = LocalEngine(
+            self.method,
+            inputs.sites,
+            seed=config.seed,
+            executor=executor,
+            info=inputs.info,
+            offline=config.offline,
+            delay=config.delay,
+            topology=_topology(config, inputs),
+        )
+
+    def go(self) -> Result:
+        # Only now, when all that the user may have got wrong has been built, does the folder come to be.
+        saved = None if self.folder is None else self._open(self.folder)
+        title = f"{self.config.method}, {self.config.dataset}, seed {self.config.seed}"
+        with closing(self._ledger(saved)) as self.engine.ledger:
+            if saved is not None:
+                self.engine.restore(saved["engine"])
+            self.progress.start(title, self.engine.rounds_done, self.config.rounds)
+            try:
+                while self.engine.rounds_done < self.config.rounds:
+                    self._round()
+                return self._finish()
+            except KeyboardInterrupt:
+                raise self._interrupted() from None
+            finally:
+                self.progress.stop()
+
+    def _round(self) -> None:
+        start = time.perf_counter()
+        report = self.engine.run_round()
+        seconds = time.perf_counter() - start
+        done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        row = {"round": done, "seconds": round(seconds, 6), "answered": report.answered, "skipped": report.skipped}
+        if last or (self.config.eval_every and done % self.config.eval_every == 0):
+            row |= self._evaluate()
+        totals = self.engine.ledger.totals()
+        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
+        self.rows.append(row)
+        if self.folder is not None:
+            with self.folder.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            if last or done % self.config.checkpoint_every == 0:
+                self._checkpoint(self.folder)
+        self.progress.round(row)
+
+    def _evaluate(self) -> dict[str, Any]:
+        try:
+            return self.engine.evaluate(self.test)
+        except TooFewAnswers as missing:  # models that clients hold cannot be judged while the clients are away
+            return {"unevaluated": str(missing)}
+
+    def _checkpoint(self, folder: RunFolder) -> None:
+        """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
+        kept = {
+            "engine": self.engine.snapshot(),
+            "ledger": json.dumps(self.engine.ledger.position()),
+            "metrics": folder.metrics.stat().st_size,
+        }
+        tree.save(kept, folder.checkpoint(self.engine.rounds_done))
+        folder.drop_old_checkpoints()
+
+    def _open(self, folder: RunFolder) -> Any:
+        """Makes the folder, or finds the last checkpoint in it and cuts off what was written after."""
+        folder.create(configs.dump(self.config))
+        held = {
+            "clients": self.inputs.counts,
+            "classes": self.inputs.task.classes,
+            "sha256": self.inputs.sha256,
+        }
+        if folder.partition.is_file() and read_json(folder.partition) != held:
+            raise FedgistError(f"{folder.path} was begun with other data: its partition.json does not match")
+        write_json(folder.partition, held, indent=None)
+        if self.inputs.parts is not None:
+            _write_indices(folder.indices, self.inputs.parts)
+        write_json(folder.environment, environment(self.config.device))
+        saved = _last_checkpoint(folder)
+        length = 0 if saved is None else saved["metrics"]
+        with folder.metrics.open("ab") as file:
+            file.truncate(length)
+        self.rows = folder.rows()
+        return saved
+
+    def _ledger(self, saved: Any) -> Ledger:
+        if self.folder is None:
+            return Ledger()
+        name = f"{self.config.method}-{self.config.dataset}-{self.config.seed}-{configs.digest(self.config)}"
+        position = None if saved is None else json.loads(saved["ledger"])
+        return Ledger(self.folder.ledger, name, self.config.record, self.folder.transcript, position)
+
+    def _finish(self) -> Result:
+        accuracies = [row["accuracy"] for row in self.rows if "accuracy" in row]
+        if not accuracies:
+            raise FedgistError("no evaluation got an answer from the clients; make offline smaller or rounds more")
+        totals = self.engine.ledger.totals()
+        summary = {
+            "method": self.config.method,
+            "accuracy": accuracies[-1],
+            "accuracy_max": max(accuracies),
+            "accuracy_best5": statistics.fmean(sorted(accuracies)[-5:]),
+            "bytes_up": totals.bytes_up,
+            "bytes_down": totals.bytes_down,
+            "seconds": round(sum(row["seconds"] for row in self.rows), 3),
+        }
+        state = tree.to(self.engine.state, "cpu")
+        weights = self.method.weights(state)
+        if self.folder is None:
+            return Result(**summary, metrics=self.rows, folder=None, state=state, weights=weights)
+        tree.save({"state": state, "weights": weights}, self.folder.state)
+        more = {
+            "dataset": self.config.dataset,
+            "seed": self.config.seed,
+            "rounds": self.config.rounds,
+            **dataclasses.asdict(totals),
+            "state_sha256": tree.digest(self.engine.snapshot()),
+            "citation": self.method.citation,
+        }
+        write_json(self.folder.result, {**more, **summary})
+        return load_result(self.folder)
+
+    def _interrupted(self) -> Interrupted:
+        if self.folder is None:
+            return Interrupted("stopped; nothing is kept, for there is no folder", "")
+        kept = f"stopped; {self.folder.rounds_kept()} of {self.config.rounds} rounds are kept"
+        if OWN in (self.config.dataset, self.config.model):
+            return Interrupted(kept, "the same call and resume=True")
+        return Interrupted(kept, f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}")
+
+
+def _topology(config: RunConfig, inputs: Inputs) -> topologies.Graph | None:
+    if config.topology is None:
+        return None
+    return topologies.build(config.topology, sorted(inputs.sites), Rng(config.seed))
+
+
+def _last_checkpoint(folder: RunFolder) -> Any:
+    """The newest checkpoint that can be read and whose rows are all there; None begins anew."""
+    for path in folder.checkpoint_files():
+        try:
+            saved = tree.load(path)
+            wanted = saved["metrics"], json.loads(saved["ledger"])["bytes"]
+            there = folder.metrics.stat().st_size, folder.ledger.stat().st_size
+        except (OSError, ValueError, KeyError, SafetensorError):
+            continue  # cut short by a loss of power: the one before it is whole
+        if there[0] >= wanted[0] and there[1] >= wanted[1]:
+            return saved
+    return None
+
+
+def _write_indices(path: Path, parts: dict[str, np.ndarray]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("wb") as file:
+        np.savez_compressed(file, **parts)  # type: ignore[arg-type]
+    draft.replace(path)
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What the numbers may depend on besides the configuration."""
+    gpu = torch.device(device).type == "cuda"
+    return {
+        "fedgist": fedgist.__version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libraries": {name: metadata.version(name) for name in LIBRARIES},
+        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
+        "cuda": torch.version.cuda if gpu else None,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }

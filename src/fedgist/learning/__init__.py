@@ -1,0 +1,1 @@
+"""Learning: functional optimisers, local training and evaluation, as pure steps for `scan` and `compute`."""

@@ -1,0 +1,87 @@
+"""Functional optimisers: frozen values with `init(w) -> state` and `step(w, gradient, state, lr) -> (w, state)`.
+
+They follow torch.optim's formulas. `w` and `gradient` are dicts of tensors with the same keys; `lr` is a float or a
+scalar tensor, so that a schedule does not change the computation.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.tree import Tree
+from fedgist.core.work import stacked
+
+Weights = dict[str, Tensor]
+
+
+class Optimiser(Protocol):
+    def init(self, w: Weights) -> Tree: ...
+
+    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]: ...
+
+
+def _axpy(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
+    """a + scale · b, in one call for all tensors where that is possible: the Python cost counts for small nets."""
+    if stacked():
+        return {name: a[name] + scale * b[name] for name in a}
+    products: Any = torch._foreach_mul([b[name] for name in a], scale)
+    return dict(zip(a, torch._foreach_add(list(a.values()), products), strict=True))
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum: v ← μ v + g + λ w; w ← w − lr v (Nesterov: w − lr (g + λ w + μ v))."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def init(self, w: Weights) -> Tree:
+        return tree.zeros_like(w) if self.momentum else {}
+
+    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
+        if self.weight_decay:
+            gradient = _axpy(gradient, self.weight_decay, w)
+        if self.momentum:
+            state = _axpy(gradient, self.momentum, state)
+            gradient = _axpy(gradient, self.momentum, state) if self.nesterov else state
+        return _axpy(w, -lr, gradient), state
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015) with bias correction and L2 weight decay, as torch.optim.Adam."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def init(self, w: Weights) -> Tree:
+        some = next(iter(w.values()))
+        return {
+            "m": tree.zeros_like(w),
+            "v": tree.zeros_like(w),
+            "t": torch.zeros((), dtype=torch.int64, device=some.device),
+        }
+
+    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
+        if self.weight_decay:
+            gradient = _axpy(gradient, self.weight_decay, w)
+        t = state["t"] + 1
+        first = tree.map(lambda m, g: torch.lerp(m, g, 1 - self.beta1), state["m"], gradient)
+        second = tree.map(lambda v, g: torch.lerp(v, g * g, 1 - self.beta2), state["v"], gradient)
+        # 1 − β₂ᵗ loses four digits to cancellation in float32 at the first step
+        bias1, bias2 = (1 - beta ** t.double() for beta in (self.beta1, self.beta2))
+        dtype = next(iter(w.values())).dtype
+        size, root = (lr / bias1).to(dtype), bias2.sqrt().to(dtype)
+        step = tree.map(lambda m, v: m / (v.sqrt() / root + self.epsilon), first, second)
+        return _axpy(w, -size, step), {"m": first, "v": second, "t": t}
+
+
+def optimiser(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimiser:
+    """The optimiser that a configuration names: `sgd` or `adam`."""
+    return SGD(momentum, weight_decay) if name == "sgd" else Adam(weight_decay=weight_decay)

@@ -1,0 +1,56 @@
+"""What all methods share in which every client keeps a model of its own, of an architecture of its own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core.config import option
+from fedgist.core.federation import Federation, Site
+from fedgist.core.method import Method
+from fedgist.core.rng import Rng
+from fedgist.learning.evaluation import (
+    Evaluate,
+    EvaluateOwnLabels,
+    Hits,
+    Score,
+    hits_on_own_labels,
+    mean_over_clients,
+    pooled_over_clients,
+    score,
+)
+from fedgist.learning.training import LocalOptions
+from fedgist.models.model import Model
+
+
+@dataclass(frozen=True)
+class OwnModelOptions(LocalOptions):
+    """Options of the methods whose clients keep their models."""
+
+    keep_momentum: bool = option(True, "Keep the optimiser's state from round to round instead of starting anew.")
+    common_start: bool = option(False, "All clients of one architecture begin at the same weights.")
+    published: bool = option(False, "Evaluate also as FedGen's released code does: on the test images of own labels.")
+
+
+class OwnModel(Method):
+    """Abstract: the weights `w` of a client's model live in its state, and are tested where they are."""
+
+    def model_of(self, me: Site) -> Model:
+        model: Model = self.task.models[me.info["model"]]
+        return model
+
+    def client_init(self, me: Site) -> Any:
+        rng = Rng(me.rng.root)("common start") if self.config.common_start else me.rng
+        return {"w": self.model_of(me).init(rng)}
+
+    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        found = {"accuracy": await mean_over_clients(fed, Evaluate())}
+        if self.config.published:
+            found["accuracy_published"] = await pooled_over_clients(fed, EvaluateOwnLabels(len(fed.ids)))
+        return found
+
+    async def test(self, me: Site, msg: Evaluate) -> Score:
+        return await score(self.model_of(me), me.state["w"], me)
+
+    async def test_on_own_labels(self, me: Site, msg: EvaluateOwnLabels) -> Hits:
+        return await hits_on_own_labels(self.model_of(me), me.state["w"], me, msg.shares)

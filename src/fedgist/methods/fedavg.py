@@ -1,0 +1,40 @@
+"""FedAvg: federated averaging. McMahan et al. 2017, Algorithm 1.
+
+Deviations from the paper:
+1. The clients' weights w_k travel multiplied by p_k = n_k / n_ref, so that the server needs only sums.
+2. BatchNorm, which the paper does not use: its statistics are averaged with the weights, or stay local, as chosen.
+"""
+
+from typing import Any
+
+from fedgist.core.federation import Federation, Site
+from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions, Local, average
+from fedgist.learning.training import train, trainer
+
+
+class FedAvg(GlobalModel):
+    name = "fedavg"
+    summary = "Federated averaging: clients train locally, the server averages their weights (McMahan et al. 2017)."
+    citation = """@inproceedings{mcmahan2017communication,
+  title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author    = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Aguera y Arcas}, Blaise},
+  booktitle = {AISTATS},
+  year      = {2017}
+}"""
+    Config = GlobalModelOptions
+    profiles = {
+        "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 100, "rounds": 100}
+        | {"active": 10, "epochs": 5, "batch": 10, "lr": 0.1},
+        "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 30, "steps": 20, "lr": 0.1}
+        | {"note": "5,000 digits, 10 clients, 30 rounds of 20 steps"},
+        "demo": {"model": "mlp", "rounds": 15, "steps": 20, "lr": 0.1, "note": "15 rounds of 20 steps"},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
+    }
+
+    async def round(self, state: Any, fed: Federation) -> Any:
+        total = (await fed.ask(fed.sample(self.config.active), Global(state["w"]), Local)).sum
+        return {"w": average(total, otherwise=state["w"])}
+
+    async def update(self, me: Site, msg: Global) -> Local:
+        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        return self.share(me, w)

@@ -1,0 +1,242 @@
+"""Layers as values: each knows its tensors and gives a pure function of (weights, activation)."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+MOMENTUM = 0.1  # BatchNorm: the share of the new batch in the running statistics
+EPSILON = 1e-5  # added to every variance before its root
+GROUPS = 32  # GroupNorm: at most this many groups (Wu and He 2018), each of at least two channels
+
+
+class NormStatistics(NamedTuple):
+    """What enters a BatchNorm layer against what it remembers (Co-Dream's Eq. 6); the first two are differentiable."""
+
+    mean: Tensor
+    variance: Tensor  # biased: divided by the number of values
+    running_mean: Tensor
+    running_variance: Tensor
+
+
+Tap = list[NormStatistics]
+
+# step(weights, activation, buffers, tap): BatchNorm layers write their new statistics into `buffers` (None: evaluation
+# mode) and append their NormStatistics to `tap` (None: nobody asks). Full tensor names are bound once, not per call.
+Step = Callable[[Weights, Tensor, Weights | None, Tap | None], Tensor]
+
+
+class Entry(NamedTuple):
+    """One tensor of a layer; it starts uniform in fill ± bound."""
+
+    shape: tuple[int, ...]
+    fill: float = 0.0
+    bound: float = 0.0
+    trained: bool = True
+
+
+class Layer(ABC):
+    """A frozen dataclass, so that equal architectures are equal values."""
+
+    def entries(self) -> dict[str, Entry]:
+        """The tensors of this layer by their local names, in a fixed order."""
+        return {}
+
+    @abstractmethod
+    def bind(self, name: str) -> Step:
+        """The function of this layer when it is called `name`."""
+
+
+Layers = tuple[tuple[str, Layer], ...]
+
+
+def named_entries(layers: Layers) -> dict[str, Entry]:
+    return {f"{name}.{key}": entry for name, layer in layers for key, entry in layer.entries().items()}
+
+
+def bind_all(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
+    return tuple(layer.bind(prefix + name) for name, layer in layers)
+
+
+def _affine(weight: tuple[int, ...], bias: bool) -> dict[str, Entry]:
+    """Kaiming's uniform with a = √5, torch's default for Conv2d and Linear: weight and bias in ±1/√fan_in."""
+    bound = 1.0 / math.sqrt(math.prod(weight[1:]))
+    entries = {"weight": Entry(weight, bound=bound)}
+    return entries | {"bias": Entry(weight[:1], bound=bound)} if bias else entries
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    inputs: int
+    outputs: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+
+    def entries(self) -> dict[str, Entry]:
+        return _affine((self.outputs, self.inputs, self.kernel, self.kernel), self.bias)
+
+    def bind(self, name: str) -> Step:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        stride, padding = (self.stride, self.stride), (self.padding, self.padding)
+        if self.bias:
+            return lambda w, x, buffers, tap: torch.conv2d(x, w[weight], w[bias], stride, padding)
+        return lambda w, x, buffers, tap: torch.conv2d(x, w[weight], None, stride, padding)
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    inputs: int
+    outputs: int
+
+    def entries(self) -> dict[str, Entry]:
+        return _affine((self.outputs, self.inputs), bias=True)
+
+    def bind(self, name: str) -> Step:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        return lambda w, x, buffers, tap: F.linear(x, w[weight], w[bias])
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    names: tuple[str, str],
+    buffers: Weights | None,
+    tap: Tap | None,
+    momentum: float = MOMENTUM,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """torch's BatchNorm without its in-place update: new running statistics go into `buffers` under `names`."""
+    if tap is not None:
+        # two plain means: torch.var_mean costs twice as much on a CPU
+        others = [d for d in range(x.dim()) if d != 1]
+        mean = x.mean(others, keepdim=True)
+        variance = (x - mean).square().mean(others)
+        tap.append(NormStatistics(mean.flatten(), variance, running_mean, running_variance))
+    if buffers is None:
+        return torch.batch_norm(x, weight, bias, running_mean, running_variance, False, 0.0, epsilon, True)
+    # The kernel hands its own batch statistics back (as mean and 1/√(variance + ε)), so no second pass over x.
+    out, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, epsilon)
+    values = x.numel() // x.shape[1]
+    buffers[names[0]] = torch.lerp(running_mean, mean.detach(), momentum)
+    if values > 1:
+        variance = (scale.detach() ** -2 - epsilon).clamp_min(0.0) * (values / (values - 1))
+        buffers[names[1]] = torch.lerp(running_variance, variance, momentum)
+    else:
+        buffers[names[1]] = running_variance  # one value a channel has no unbiased variance
+    return out
+
+
+NORMS = ("batch", "instance", "group", "none")
+
+
+@dataclass(frozen=True)
+class Norm(Layer):
+    """A norm layer with affine weights. `instance` is GroupNorm with one channel a group, and keeps no statistics."""
+
+    kind: str
+    channels: int
+
+    def entries(self) -> dict[str, Entry]:
+        # No num_batches_tracked: torch needs it only for a cumulative average, and an integer cannot be averaged.
+        size = (self.channels,)
+        entries = {"weight": Entry(size, fill=1.0), "bias": Entry(size)}
+        if self.kind == "batch":
+            entries |= {"running_mean": Entry(size, trained=False)}
+            entries |= {"running_var": Entry(size, fill=1.0, trained=False)}
+        return entries
+
+    def bind(self, name: str) -> Step:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if self.kind == "batch":
+            names = mean, variance = f"{name}.running_mean", f"{name}.running_var"
+            return lambda w, x, buffers, tap: batch_norm(
+                x, w[weight], w[bias], w[mean], w[variance], names, buffers, tap
+            )
+        groups = self.channels if self.kind == "instance" else max(1, math.gcd(2 * GROUPS, self.channels) // 2)
+        return lambda w, x, buffers, tap: F.group_norm(x, groups, w[weight], w[bias], EPSILON)
+
+
+def norm_layer(name: str, kind: str, channels: int) -> Layers:
+    """The named norm layer, or nothing for `none`: to be spliced into a tuple of layers."""
+    return () if kind == "none" else ((name, Norm(kind, channels)),)
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    def bind(self, name: str) -> Step:
+        return lambda w, x, buffers, tap: torch.relu(x)
+
+
+@dataclass(frozen=True)
+class Tanh(Layer):
+    def bind(self, name: str) -> Step:
+        return lambda w, x, buffers, tap: torch.tanh(x)
+
+
+@dataclass(frozen=True)
+class MaxPool(Layer):
+    size: int = 2
+
+    def bind(self, name: str) -> Step:
+        size = (self.size, self.size)
+        # torch's own builtin: F.max_pool2d adds a Python dispatch to every call
+        return lambda w, x, buffers, tap: torch.max_pool2d(x, size)
+
+
+@dataclass(frozen=True)
+class AvgPool(Layer):
+    size: int = 2
+
+    def bind(self, name: str) -> Step:
+        size = (self.size, self.size)
+        return lambda w, x, buffers, tap: F.avg_pool2d(x, size)
+
+
+@dataclass(frozen=True)
+class GlobalAvgPool(Layer):
+    """The mean over all pixels: [batch, channels, height, width] to [batch, channels]."""
+
+    def bind(self, name: str) -> Step:
+        return lambda w, x, buffers, tap: x.mean((2, 3))
+
+
+@dataclass(frozen=True)
+class Flatten(Layer):
+    def bind(self, name: str) -> Step:
+        return lambda w, x, buffers, tap: x.flatten(1)
+
+
+@dataclass(frozen=True)
+class Residual(Layer):
+    """body(x) + shortcut(x); an empty shortcut is the identity. An activation after the sum is a layer of its own."""
+
+    body: Layers
+    shortcut: Layers = ()
+
+    def entries(self) -> dict[str, Entry]:
+        return named_entries(self.body) | named_entries(self.shortcut)
+
+    def bind(self, name: str) -> Step:
+        body, shortcut = bind_all(self.body, f"{name}."), bind_all(self.shortcut, f"{name}.")
+
+        def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+            y = x
+            for part in body:
+                y = part(w, y, buffers, tap)
+            for part in shortcut:
+                x = part(w, x, buffers, tap)
+            return y + x
+
+        return step

@@ -1,0 +1,209 @@
+"""The one interface of every model, and the model made of layers.
+
+A model is a value that holds no tensors. Called on a flat dict of tensors it is a pure function: safe in threads, and
+`torch.func.vmap`, `torch.func.grad` and `torch.compile` go through it, BatchNorm in train mode included.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.rng import Rng
+from fedgist.models.layers import Entry, Layers, Step, Tap, Weights, bind_all, named_entries
+
+
+class Output(NamedTuple):
+    features: Tensor  # [batch, feature_size], what enters the classifier (the last layer)
+    logits: Tensor  # [batch, classes], what leaves it
+    buffers: Weights  # train mode: the new running statistics, by their full names; {} otherwise
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """`shape` if it is one of images, or an error that says how it should look."""
+    if len(shape) != 3 or not all(map(is_count, shape)):
+        raise FedgistError(f"input_shape must be (channels, height, width), not {tuple(shape)}")
+    channels, height, width = shape
+    return channels, height, width
+
+
+class Model(ABC):
+    """What a method may ask of a classifier."""
+
+    name: str
+    input_shape: tuple[int, int, int]
+    classes: int
+
+    @abstractmethod
+    def init(self, rng: Rng) -> Weights:
+        """Fresh weights and buffers, in the order of `shapes`."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, parameters and buffers, in a fixed order."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> frozenset[str]:
+        """The names that are not trained."""
+
+    @property
+    @abstractmethod
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of the activation of one image that enters each layer; its keys are what `start` may name."""
+
+    @abstractmethod
+    def __call__(
+        self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
+    ) -> Output:
+        """The whole model, or what remains of it from layer `start` on, where `x` is the activation that enters it.
+
+        Train mode normalises by the statistics of the batch and returns the new running ones in `buffers`; `w` is never
+        changed. Every BatchNorm layer that is run appends its NormStatistics to `tap`.
+        """
+
+    @abstractmethod
+    def segment(self, w: Weights, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
+        """The activation that enters layer `stop` (default: the classifier), in evaluation mode.
+
+        Half-open, so parts join: `model(w, model.segment(w, x, stop="pool2"), start="pool2")` is `model(w, x)`.
+        """
+
+    @abstractmethod
+    def head(self, w: Weights, features: Tensor) -> Tensor:
+        """The logits of given features."""
+
+    @property
+    def classifier(self) -> str:
+        """The name of the last layer."""
+        return next(reversed(self.layer_shapes))
+
+    @property
+    def head_names(self) -> frozenset[str]:
+        """The names of the classifier's tensors; the others belong to the extractor."""
+        return frozenset(name for name in self.shapes if name.startswith(f"{self.classifier}."))
+
+    @property
+    def size(self) -> int:
+        """The number of trained parameters."""
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if name not in self.buffers)
+
+    @property
+    def feature_size(self) -> int:
+        return self.layer_shapes[self.classifier][0]
+
+
+@final
+@dataclass(frozen=True)
+class LayeredModel(Model):
+    """A chain of layers whose last one is the linear classifier. Equal by value."""
+
+    name: str
+    input_shape: tuple[int, int, int]
+    classes: int
+    layers: Layers
+
+    # What every call needs is computed once, and not lazily: torch.compile cannot trace functools.cached_property.
+    _hash: int = field(init=False, repr=False, compare=False)
+    _entries: dict[str, Entry] = field(init=False, repr=False, compare=False)
+    _buffers: frozenset[str] = field(init=False, repr=False, compare=False)
+    _layer_shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    _positions: dict[str, int] = field(init=False, repr=False, compare=False)
+    _extractor: tuple[Step, ...] = field(init=False, repr=False, compare=False)
+    _classify: Step = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        entries = named_entries(self.layers)
+        names = [name for name, _ in self.layers]
+        steps = bind_all(self.layers)
+        vars(self).update(  # past the frozen setattr
+            _hash=hash((self.name, self.input_shape, self.classes, self.layers)),
+            _entries=entries,
+            _buffers=frozenset(name for name, entry in entries.items() if not entry.trained),
+            _layer_shapes=dict(zip(names, activation_shapes(self.layers, self.input_shape), strict=False)),
+            _positions={name: i for i, name in enumerate(names)},
+            _extractor=steps[:-1],
+            _classify=steps[-1],
+        )
+
+    def init(self, rng: Rng) -> Weights:
+        return {name: _draw(entry, rng(name)) for name, entry in self._entries.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return self._buffers
+
+    @property
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self._layer_shapes)
+
+    def __call__(
+        self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
+    ) -> Output:
+        new: Weights | None = {} if train else None
+        for step in self._extractor if start is None else self._extractor[self._position(start) :]:
+            x = step(w, x, new, tap)
+        return Output(x, self._classify(w, x, None, None), {} if new is None else new)
+
+    def segment(self, w: Weights, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
+        first = 0 if start is None else self._position(start)
+        last = None if stop is None else self._position(stop)
+        for step in self._extractor[first:last]:
+            x = step(w, x, None, None)
+        return x
+
+    def head(self, w: Weights, features: Tensor) -> Tensor:
+        return self._classify(w, features, None, None)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _position(self, layer: str) -> int:
+        if layer not in self._positions:
+            raise unknown(f"layer of {self.name}", layer, self._positions)
+        return self._positions[layer]
+
+
+def _draw(entry: Entry, rng: Rng) -> Tensor:
+    if not entry.bound:
+        return torch.full(entry.shape, entry.fill)
+    return rng.uniform(*entry.shape).mul_(2 * entry.bound).add_(entry.fill - entry.bound)
+
+
+def activation_shapes(layers: Layers, input_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """What enters each layer and, last, what leaves the chain, found by running one blank image through it.
+
+    One image on purpose: a norm over a single value (instance norm of a 1×1 map) erases its input; torch refuses it.
+    Not on torch's meta device: its first use costs seconds of imports, the image milliseconds.
+    """
+    x = torch.zeros(1, *input_shape)
+    shapes: list[tuple[int, ...]] = [tuple(input_shape)]
+    for name, layer in layers:
+        entries = named_entries(((name, layer),))
+        w = {key: torch.zeros(entry.shape) for key, entry in entries.items()}
+        try:
+            x = layer.bind(name)(w, x, None, None)
+        except (RuntimeError, ValueError) as error:
+            got = "×".join(map(str, x.shape[1:]))
+            raise FedgistError(f"its layer {name!r} cannot work on an activation of shape {got}") from error
+        shapes.append(tuple(x.shape[1:]))
+    return shapes
+
+
+def output_size(layers: Layers, input_shape: tuple[int, ...]) -> int:
+    """The number of values that leave the chain for one image."""
+    return math.prod(activation_shapes(layers, input_shape)[-1])

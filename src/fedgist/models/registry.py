@@ -1,0 +1,72 @@
+"""Models by name: `build("lenet5", (1, 28, 28), 10, norm="batch")`."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.models.layers import NORMS, Layers
+from fedgist.models.model import LayeredModel, image_shape, is_count
+from fedgist.models.plain import cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
+from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
+
+ARCHITECTURES: dict[str, Callable[..., Layers]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet5": lenet5,
+    "lenet5-thesis": lenet5_thesis,
+    "convnet": convnet,
+    "vgg13": vgg13,
+    "resnet9": resnet9,
+    "resnet18": resnet18,
+    "resnet18-thesis": resnet18_thesis,
+}
+
+
+def available() -> dict[str, str]:
+    """Every model's name with one line on what it is and its options with their defaults."""
+    return {name: (inspect.getdoc(builder) or "").splitlines()[0] for name, builder in ARCHITECTURES.items()}
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -> LayeredModel:
+    """The named model for images of `input_shape` (channels, height, width); equal arguments give the same object."""
+    if name not in ARCHITECTURES:
+        raise unknown("model", name, ARCHITECTURES)
+    shape = image_shape(input_shape)
+    if not is_count(classes):
+        raise FedgistError(f"the number of classes must be a positive whole number, not {classes!r}")
+    parameters = inspect.signature(ARCHITECTURES[name]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for option in options:
+        if option not in defaults:
+            raise unknown(f"option of model {name}", option, defaults)
+    chosen = tuple((key, _checked(name, key, options.get(key, default), default)) for key, default in defaults.items())
+    return _build(name, shape, classes, chosen)
+
+
+@cache
+def _build(
+    name: str, input_shape: tuple[int, int, int], classes: int, options: tuple[tuple[str, Any], ...]
+) -> LayeredModel:
+    try:
+        return LayeredModel(name, input_shape, classes, ARCHITECTURES[name](input_shape, classes, **dict(options)))
+    except FedgistError as error:
+        shape = "×".join(map(str, input_shape))
+        raise FedgistError(
+            f"{name} does not fit images of {shape}: {error}; take another model or larger images"
+        ) from error
+
+
+def _checked(name: str, option: str, value: Any, default: Any) -> Any:
+    """An option is a norm, some widths or a number, as its default shows."""
+    if option == "norm":
+        if value not in NORMS:
+            raise unknown("norm", str(value), NORMS)
+    elif isinstance(default, tuple):
+        value = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+        if not all(is_count(n) for n in value):
+            raise FedgistError(f"{option} of model {name} must be positive whole numbers, not {value!r}")
+    elif not (is_count(value) or (value is None and default is None)):
+        raise FedgistError(f"{option} of model {name} must be a positive whole number, not {value!r}")
+    return value

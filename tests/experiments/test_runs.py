@@ -1,0 +1,273 @@
+"""Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from fedgist.core import tree
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import TooFewAnswers
+from fedgist.core.ledger import Ledger
+from fedgist.data import datasets, partitions
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import config as configs
+from fedgist.experiments import folder as folders
+from fedgist.experiments import runner
+from fedgist.experiments.folder import RunFolder, free_folder, run_folders
+
+SMALL = {"rounds": 4, "clients": 3, "steps": 2, "model": "mlp:hidden=8", "device": "cpu"}
+
+
+def config_of(method="fedavg", **values):
+    return configs.resolve({"method": method, **SMALL, **values})
+
+
+def contents(path):
+    """All that must not depend on whether a run was stopped: everything but times."""
+    folder = RunFolder(path)
+    rows = [{key: value for key, value in row.items() if key != "seconds"} for row in folder.rows()]
+    result = json.loads(folder.result.read_text())
+    del result["seconds"]
+    transcript = {p.name: p.read_bytes() for p in sorted(folder.transcript.glob("*"))}
+    return rows, folder.ledger.read_text(), result, tree.digest(tree.load(folder.state)), transcript
+
+
+def test_the_folder_holds_the_run(tmp_path):
+    config = config_of(record="Local")
+    result = runner.run(config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    whole = {"config.toml", "env.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
+    assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"}
+    assert configs.resolve(configs.load(folder.config)) == runner.prepare(config)
+    assert [row["round"] for row in folder.rows()] == [1, 2, 3, 4]
+    assert [p.stem for p in folder.checkpoint_files()] == ["round-000004", "round-000003"]
+    assert len(list(folder.transcript.iterdir())) == 4 * 3  # a reply a client and round
+    environment = json.loads(folder.environment.read_text())
+    assert environment["libraries"]["torch"] == torch.__version__
+    assert environment["device"] == "cpu"
+
+    train, _ = datasets.load("digits")
+    saved = np.load(folder.indices)
+    counts = partitions.label_counts(train.y, [saved[name] for name in sorted(saved)], 10)
+    assert json.loads(folder.partition.read_text())["clients"] == {str(i): row for i, row in enumerate(counts.tolist())}
+
+    assert result.folder == folder.path
+    assert tree.digest(result.weights) == tree.digest(result.state["w"])
+    assert result.seconds == pytest.approx(sum(row["seconds"] for row in folder.rows()), abs=1e-3)
+
+
+def test_the_summary_is_that_of_the_rows(tmp_path):
+    result = runner.run(config_of(rounds=7), tmp_path / "run")
+    accuracies = [row["accuracy"] for row in result.metrics]
+    assert result.accuracy == accuracies[-1]
+    assert result.accuracy_max == max(accuracies)
+    assert result.accuracy_best5 == statistics.fmean(sorted(accuracies)[2:])
+    assert result.bytes_up == result.metrics[-1]["bytes_up"]
+    lines = RunFolder(tmp_path / "run").ledger.read_text().splitlines()[1:]
+    up = [line.split(",") for line in lines if ",up," in line]
+    assert result.bytes_up == sum(int(line[-3]) + int(line[-2]) for line in up)
+
+
+def test_without_a_folder_the_result_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    in_memory = runner.run(config_of())
+    assert list(tmp_path.iterdir()) == []
+    on_disk = runner.run(config_of(), tmp_path / "run")
+    assert tree.digest(in_memory.state) == tree.digest(on_disk.state)
+    assert in_memory.folder is None
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4])])
+def test_evaluation_every_so_many_rounds(every, expected):
+    result = runner.run(config_of(eval_every=every))
+    assert [row["round"] for row in result.metrics if "accuracy" in row] == expected
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches SIGKILL."""
+
+
+def killed_at(monkeypatch, owner, name, call, after):
+    """Ends the run at the `call`-th call of a function, before or after it did its work."""
+    original, calls = getattr(owner, name), iter(range(1, 10_000))
+
+    def dying(*args, **kwargs):
+        last = next(calls) == call
+        if last and not after:
+            raise Killed
+        value = original(*args, **kwargs)
+        if last:
+            raise Killed
+        return value
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+KILLS = [
+    (owner, name, call, after)
+    for owner, name, calls in [
+        (folders, "write_text", (1, 2)),  # config.toml, partition.json
+        (runner, "_write_indices", (1,)),
+        (LocalEngine, "run_round", (1, 3)),
+        (LocalEngine, "evaluate", (2,)),
+        (LocalEngine, "collect", (2, 4)),  # in the middle of an exchange
+        (Ledger, "position", (2,)),
+        (tree, "save", (1, 2, 4, 5)),  # checkpoints, and the state at the end
+        (RunFolder, "drop_old_checkpoints", (3,)),
+        (runner, "write_json", (3,)),  # result.json
+    ]
+    for call in calls
+    for after in (False, True)
+]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    runner.run(config_of(offline=0.2, record="all"), path)
+    return contents(path)
+
+
+@pytest.mark.parametrize(("owner", "name", "call", "after"), KILLS)
+def test_a_run_killed_anywhere_resumes_to_the_same(owner, name, call, after, uninterrupted, tmp_path):
+    config = config_of(offline=0.2, record="all")
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, owner, name, call, after)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    runner.run(config, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == uninterrupted
+
+
+def test_checkpoints_every_so_many_rounds_resume_to_the_same(uninterrupted, tmp_path, monkeypatch):
+    config = config_of(offline=0.2, record="all", checkpoint_every=2)
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 4, after=True)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    assert [p.stem for p in RunFolder(tmp_path / "run").checkpoint_files()] == ["round-000002"]
+    runner.run(config, tmp_path / "run", resume=True)
+    rows, _, _, state, _ = contents(tmp_path / "run")
+    assert (rows, state) == (uninterrupted[0], uninterrupted[3])
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(uninterrupted, tmp_path):
+    config = config_of(offline=0.2, record="all")
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 4, after=False)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    newest = RunFolder(tmp_path / "run").checkpoint_files()[0]
+    newest.write_bytes(newest.read_bytes()[:100])
+    runner.run(config, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == uninterrupted
+
+
+def test_a_finished_run_is_not_overwritten_and_resuming_it_is_reading_it(tmp_path):
+    first = runner.run(config_of(), tmp_path / "run")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")}
+    with pytest.raises(FedgistError, match=r"holds a finished run; go on with --resume, or choose another .* --out"):
+        runner.run(config_of(), tmp_path / "run")
+    again = runner.run(config_of(), tmp_path / "run", resume=True)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
+    assert (again.accuracy, again.metrics) == (first.accuracy, first.metrics)
+    assert tree.digest(again.weights) == tree.digest(first.weights)
+
+
+def test_another_configuration_does_not_resume(tmp_path):
+    runner.run(config_of(), tmp_path / "run")
+    with pytest.raises(FedgistError, match=r"another configuration: seed was 0 and is now 1; lr was 0\.05 and is now"):
+        runner.run(config_of(seed=1, lr=0.5), tmp_path / "run", resume=True)
+
+
+def test_folders_that_are_no_runs_are_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(FedgistError, match="is neither empty nor a run; choose another folder"):
+        runner.run(config_of(), tmp_path)
+    with pytest.raises(FedgistError, match=r"cannot make the folder .*thesis\.tex"):
+        runner.run(config_of(), tmp_path / "thesis.tex")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_pooled_methods_get_one_site_with_all_data_and_the_same_partition(tmp_path):
+    runner.run(config_of("centralized"), tmp_path / "one")
+    runner.run(config_of("fedavg"), tmp_path / "many")
+    one, many = (json.loads((tmp_path / name / "partition.json").read_text()) for name in ("one", "many"))
+    assert one == many
+    row = RunFolder(tmp_path / "one").rows()[0]
+    assert row["answered"] == 1
+
+
+def test_rounds_that_nobody_answers_are_skipped_and_said(tmp_path):
+    result = runner.run(config_of(offline=1.0), tmp_path / "run")
+    assert all("0 of 3 answered" in row["skipped"] for row in result.metrics)
+    assert result.bytes_up == 0
+
+
+def test_an_evaluation_that_nobody_answers_ends_no_run(monkeypatch):
+    original = LocalEngine.evaluate
+
+    def silent(self, test):
+        if self.rounds_done != 2:
+            raise TooFewAnswers("0 of 3 answered Score")
+        return original(self, test)
+
+    monkeypatch.setattr(LocalEngine, "evaluate", silent)
+    result = runner.run(config_of())
+    assert result.metrics[0]["unevaluated"] == "0 of 3 answered Score"
+    assert result.accuracy == result.metrics[1]["accuracy"]
+
+
+def test_when_no_evaluation_succeeds_the_run_says_so(monkeypatch):
+    def silent(self, test):
+        raise TooFewAnswers("0 of 3 answered Score")
+
+    monkeypatch.setattr(LocalEngine, "evaluate", silent)
+    with pytest.raises(FedgistError, match="no evaluation got an answer from the clients"):
+        runner.run(config_of())
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, not 'gpu'"),
+        ({"engine": "thraeded"}, "unknown engine 'thraeded'; did you mean 'threaded'"),
+    ],
+)
+def test_places_that_are_not_there(values, sentence):
+    with pytest.raises(FedgistError, match=sentence):
+        runner.run(config_of(**values))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(FedgistError, match="torch finds no GPU here; use --device cpu"):
+        runner.run(config_of(device="cuda"))
+    assert runner.prepare(config_of(device="auto")).device == "cpu"
+
+
+def test_default_folders_name_method_data_seed_and_configuration():
+    one, two = config_of(seed=3), config_of(seed=3, lr=0.5)
+    assert str(runner.default_folder(one)).startswith("runs/fedavg-digits-3-")
+    assert runner.default_folder(one) != runner.default_folder(two)
+    three = config_of(seed=3, seeds=3)
+    assert runner.default_folder(three).name.startswith("fedavg-digits-3to5-")
+    assert [path.name for _, path in runner.each_seed(three, runner.default_folder(three))] == [
+        "seed-3",
+        "seed-4",
+        "seed-5",
+    ]
+
+
+def test_runs_are_found_below_a_folder(tmp_path):
+    for name in ("b", "a/seed-1", "a/seed-0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.toml").write_text("")
+    assert [run.path.relative_to(tmp_path).as_posix() for run in run_folders(tmp_path)] == ["a/seed-0", "a/seed-1", "b"]
+    with pytest.raises(FedgistError, match="there is no run in"):
+        run_folders(tmp_path / "c")
+    (tmp_path / "demo-1").mkdir()
+    assert free_folder(tmp_path, "demo").name == "demo-2"

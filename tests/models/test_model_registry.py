@@ -1,0 +1,94 @@
+"""Names, sizes and refusals."""
+
+import dataclasses
+
+import pytest
+
+from fedgist.core.errors import FedgistError
+from fedgist.models import available, build
+from fedgist.models.registry import ARCHITECTURES
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "options", "size", "feature_size"),
+    [
+        ("mlp", GREY, 10, {}, 784 * 200 + 200 + 2010, 200),
+        ("mlp", GREY, 10, {"hidden": [64], "feature_size": 32}, 784 * 64 + 64 + 64 * 32 + 32 + 330, 32),
+        ("cnn", GREY, 10, {}, 26_434, 32),
+        ("cnn", GREY, 26, {}, 26_962, 32),
+        ("lenet5", GREY, 10, {}, 61_706, 84),
+        ("lenet5", GREY, 10, {"norm": "batch"}, 61_706 + 2 * (6 + 16), 84),
+        ("lenet5-thesis", GREY, 10, {}, 30_986, 84),
+        ("lenet5-thesis", GREY, 10, {"norm": "batch"}, 30_986 + 2 * (6 + 16 + 120), 84),
+        ("convnet", COLOUR, 10, {}, 320_010, 2048),
+        ("convnet", GREY, 10, {}, 317_706, 2048),
+        ("convnet", COLOUR, 100, {}, 504_420, 2048),
+        ("vgg13", COLOUR, 10, {}, 9_410_122, 512),
+        ("vgg13", COLOUR, 10, {"norm": "batch"}, 9_416_010, 512),
+        ("resnet9", GREY, 10, {}, 2_470_730, 128),
+        ("resnet18", COLOUR, 10, {}, 11_173_962, 512),
+        ("resnet18", COLOUR, 10, {"norm": "group"}, 11_173_962, 512),
+        ("resnet18", COLOUR, 10, {"norm": "instance"}, 11_173_962, 512),
+        ("resnet18-thesis", COLOUR, 10, {}, 11_302_730, 256),
+    ],
+)
+def test_sizes(name, shape, classes, options, size, feature_size):
+    model = build(name, shape, classes, **options)
+    assert model.size == size
+    assert model.feature_size == feature_size
+    assert (model.name, model.input_shape, model.classes) == (name, shape, classes)
+
+
+def test_only_batch_norm_keeps_statistics():
+    assert build("cnn", GREY, 10).buffers == {f"norm{i}.running_{s}" for i in (1, 2) for s in ("mean", "var")}
+    for norm in ("instance", "group", "none"):
+        assert not build("cnn", GREY, 10, norm=norm).buffers
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "convnet", "lenet5-thesis", "resnet18"])
+def test_fits_the_8x8_digits(name):
+    assert build(name, (1, 8, 8), 10).layer_shapes["classifier"]
+
+
+def test_every_model_has_one_line():
+    lines = available()
+    assert set(lines) == set(ARCHITECTURES)
+    assert all(line.endswith(".") and len(line) < 120 for line in lines.values())
+
+
+def test_equal_arguments_give_the_same_object_and_equal_values_are_equal():
+    model = build("convnet", [1, 8, 8], 10, width=8)
+    assert build("convnet", (1, 8, 8), 10, width=8, depth=3) is model
+    twin = dataclasses.replace(model)
+    assert twin is not model
+    assert twin == model
+    assert hash(twin) == hash(model)
+    others = [build("convnet", (1, 8, 8), 10, width=8, norm="group"), build("convnet", (1, 8, 8), 9, width=8)]
+    assert len({model, twin, *others}) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("lenet", GREY, 10), {}, "unknown model 'lenet'; did you mean 'lenet5'"),
+        (("mlp", GREY, 10), {"hiden": (3,)}, "unknown option of model mlp 'hiden'; did you mean 'hidden'"),
+        (("mlp", GREY, 10), {"hidden": "200"}, "hidden of model mlp must be positive whole numbers"),
+        (("mlp", GREY, 10), {"hidden": (20, 0)}, "hidden of model mlp must be positive whole numbers"),
+        (("cnn", GREY, 10), {"feature_size": 1.5}, "feature_size of model cnn must be a positive whole number"),
+        (("cnn", GREY, 10), {"feature_size": None}, "feature_size of model cnn must be a positive whole number"),
+        (("cnn", GREY, 10), {"norm": "bach"}, "unknown norm 'bach'; did you mean 'batch'"),
+        (("cnn", (28, 28), 10), {}, r"must be \(channels, height, width\), not \(28, 28\)"),
+        (("cnn", GREY, 0), {}, "number of classes must be a positive whole number, not 0"),
+        (("lenet5", (1, 8, 8), 10), {}, "lenet5 does not fit images of 1×8×8: its layer 'conv2'"),
+        (("resnet9", (1, 8, 8), 10), {}, "resnet9 does not fit images of 1×8×8: its layer 'pool5'"),
+        (("vgg13", GREY, 10), {}, "vgg13 does not fit images of 1×28×28: its layer 'pool5'"),
+        # instance norm of a single value returns its bias whatever the input
+        (("mlp", GREY, 10), {"norm": "instance"}, "its layer 'norm1' cannot work on an activation of shape 200"),
+        (("resnet18", (3, 8, 8), 10), {"norm": "instance", "width": 4}, "its layer 'block7'"),
+    ],
+)
+def test_mistakes_are_named(arguments, options, message):
+    with pytest.raises(FedgistError, match=message):
+        build(*arguments, **options)
