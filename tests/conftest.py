@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rich.style  # noqa: F401 (draws from the global generator when it is first imported; libraries import it late)
+import sklearn.datasets  # noqa: F401 (its first import draws from Python's global generator, which tests watch)
 import torch
 from hypothesis import settings
 

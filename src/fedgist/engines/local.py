@@ -5,6 +5,7 @@ Messages do not become bytes here, but they are checked, cast, copied and counte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,10 +42,10 @@ class RoundReport:
 
 @dataclass(eq=False)
 class Delivery:
-    """A request on its way to one site, and the coroutine that answers it."""
+    """A request on its way to one site, and what starts the coroutine that answers it."""
 
     site: Site
-    role: Role
+    answer: Callable[[], Role]
     before: Tree
     reply: Any = None
 
@@ -189,8 +190,8 @@ class LocalEngine:
             received, leaves = packed[key]
             self._count(ask.node, name, "down", received, leaves, model)
             site = self._site(name)
-            role = self._answer(site, handler, received)
-            deliveries.append(Delivery(site, role, tree.copy(site.state)))
+            answer = partial(self._answer, site, handler, received)
+            deliveries.append(Delivery(site, answer, tree.copy(site.state)))
         return deliveries
 
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
@@ -314,7 +315,7 @@ def _run_together(runs: Sequence[tuple[LocalEngine, str, Role]]) -> list[Any]:
             asks = {i: stop for i, stop in asks.items() if isinstance(stop, Ask)}
             deliveries = {i: runs[i][0].deliver(ask) for i, ask in asks.items()}
             everything = [delivery for group in deliveries.values() for delivery in group]
-            for delivery, reply in zip(everything, executor.drive([d.role for d in everything]), strict=True):
+            for delivery, reply in zip(everything, executor.drive([d.answer() for d in everything]), strict=True):
                 delivery.reply = reply
             inbox = {}
             for i, ask in asks.items():

@@ -30,8 +30,6 @@ class Threaded:
         self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        if len(roles) == 1:  # nothing to share: let the operations themselves use the cores
-            return [drive_one(roles[0], self.place)]
         futures = [self._pool.submit(drive_one, role, self.place) for role in roles]
         try:
             return [future.result() for future in futures]

@@ -34,7 +34,7 @@ from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 
-LIBRARIES = ("torch", "numpy", "safetensors", "scikit-learn", "typer", "rich")
+LIBRARIES = ("numpy", "safetensors", "scikit-learn", "typer", "rich")
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def environment(device: str) -> dict[str, Any]:
         "fedgist": fedgist.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": {name: metadata.version(name) for name in LIBRARIES},
+        "libraries": {"torch": str(torch.__version__)} | {name: metadata.version(name) for name in LIBRARIES},
         "device": torch.cuda.get_device_name(device) if gpu else "cpu",
         "cuda": torch.version.cuda if gpu else None,
         "cores": os.cpu_count(),

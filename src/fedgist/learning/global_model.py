@@ -99,6 +99,13 @@ class GlobalModel(Method):
             "statistics": {name: shape for name, shape in template.items() if name in buffers},
         }
 
+    def parts(self, model: Model, w: Params) -> tuple[Params, Params]:
+        """`w` as trained weights and BatchNorm statistics, for messages of which a paper counts only the former."""
+        return (
+            {name: value for name, value in w.items() if name not in model.buffers},
+            {name: value for name, value in w.items() if name in model.buffers},
+        )
+
     def server_init(self, rng: Rng) -> Any:
         w = self.model.init(rng)
         return {"w": {name: w[name] for name in self.travelling(self.model)}}

@@ -5,7 +5,7 @@ scalar tensor, so that a schedule does not change the computation.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +27,14 @@ def _axpy(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
     """a + scale · b, in one call for all tensors where that is possible: the Python cost counts for small nets."""
     if stacked():
         return {name: a[name] + scale * b[name] for name in a}
-    products: Any = torch._foreach_mul([b[name] for name in a], scale)
-    return dict(zip(a, torch._foreach_add(list(a.values()), products), strict=True))
+    addends = [b[name] for name in a]
+    if isinstance(scale, Tensor) and scale.is_cpu:
+        scale = scale.item()  # nothing to wait for on a CPU, and one pass over memory instead of two
+    if isinstance(scale, Tensor):
+        sums = torch._foreach_add(list(a.values()), torch._foreach_mul(addends, scale))
+    else:
+        sums = torch._foreach_add(list(a.values()), addends, alpha=scale)
+    return dict(zip(a, sums, strict=True))
 
 
 @dataclass(frozen=True)
