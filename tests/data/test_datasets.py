@@ -226,7 +226,8 @@ def test_available_lists_what_can_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     write_own(tmp_path, "mnist")
     listed = datasets.available(tmp_path)
-    assert set(listed) == {"digits", "mnist5k", "mnist", "fashion-mnist", "cifar10", "own"}
+    assert set(listed) == {*datasets.BUILT_IN, *datasets.FOLDERS, "own"}
+    assert set(datasets.FOLDERS) == set(datasets.SOURCES) == set(datasets.CLASSES) - set(datasets.BUILT_IN)
     assert all("\n" not in line for line in listed.values())
     assert str(tmp_path / "own") in listed["own"]
 

@@ -11,6 +11,7 @@ from fedgist.core.rng import Rng
 from fedgist.data import partitions
 from fedgist.data.partitions import label_counts, options, split
 
+BY_LABEL = [kind for kind in partitions.available() if kind != "group"]
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
 labels_of_any_kind = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
 client_numbers = st.integers(1, 12)
@@ -21,7 +22,7 @@ def any_size(kind: str) -> dict[str, float]:
     return {"min_size": 0} if "min_size" in options(kind) else {}
 
 
-@pytest.mark.parametrize("kind", partitions.available())
+@pytest.mark.parametrize("kind", BY_LABEL)
 @given(labels=labels_of_any_kind, clients=client_numbers, seed=seeds)
 def test_parts_are_sorted_disjoint_and_deterministic(kind: str, labels: np.ndarray, clients: int, seed: int) -> None:
     if kind == "dirichlet-fedgen":
@@ -41,7 +42,7 @@ def test_parts_are_sorted_disjoint_and_deterministic(kind: str, labels: np.ndarr
         assert np.array_equal(np.sort(everything), np.arange(len(labels)))
 
 
-@pytest.mark.parametrize("kind", partitions.available())
+@pytest.mark.parametrize("kind", BY_LABEL)
 def test_another_seed_gives_another_partition(kind: str) -> None:
     labels = np.repeat(np.arange(5), 100)
     one, other = (split(labels, 5, Rng(seed), kind, **any_size(kind)) for seed in (0, 1))
@@ -172,6 +173,26 @@ def test_more_clients_than_samples() -> None:
         parts = split(np.array([1, 0, 1]), 10, Rng(0), kind)
         assert sorted(np.concatenate(parts).tolist()) == [0, 1, 2]
         assert label_counts(np.array([1, 0, 1]), parts, 2).shape == (10, 2)
+
+
+def test_groups_stay_whole() -> None:
+    """Seven writers: one client each, or three clients with two or three writers, dealt out at random."""
+    draw = Rng(0, "writers").numpy()
+    groups = draw.permutation(np.repeat([3, 5, 8, 13, 21, 34, 55], [4, 1, 2, 3, 5, 2, 6]))
+    labels = np.zeros_like(groups)
+    alone = split(labels, 7, Rng(0), "group", torch.tensor(groups))
+    assert [set(groups[part]) for part in alone] == [{3}, {5}, {8}, {13}, {21}, {34}, {55}]
+    merged, again, other = (split(labels, 3, Rng(seed), "group", groups) for seed in (0, 0, 1))
+    assert sorted(np.concatenate(merged).tolist()) == list(range(len(groups)))
+    owners = [set(groups[part].tolist()) for part in merged]
+    assert sorted(map(len, owners)) == [2, 2, 3]
+    assert len(set.union(*owners)) == 7
+    assert [part.tolist() for part in merged] == [part.tolist() for part in again]
+    assert owners != [set(groups[part].tolist()) for part in other]
+    with pytest.raises(FedgistError, match="from 7 groups, so that there can be no 8 clients"):
+        split(labels, 8, Rng(0), "group", groups)
+    with pytest.raises(FedgistError, match="needs a data set that says who each sample is from"):
+        split(labels, 3, Rng(0), "group")
 
 
 def test_label_counts() -> None:

@@ -39,6 +39,7 @@ class RunConfig:
     discrepancy: tuple[str, ...] = option(
         (), "How clients see the data differently: rotation, blur, contrast, labels; as in rotation:degrees=30,labels."
     )
+    proxy: str | None = option(None, "Unlabelled images of the server: their number, or as in fashion-mnist:2000.")
     model: str = option("mlp", "The model, with options as in mlp:hidden=200x100; `fedgist list models` names them.")
     architectures: tuple[str, ...] = option((), "Models of the clients, dealt out in turn; without it, all `model`.")
     rounds: int = option(10, "Communication rounds.", low=1)
@@ -211,6 +212,14 @@ def _check_record(config: RunConfig) -> None:
     for name in config.record:
         if name not in tags | names | {"all"}:
             raise unknown(f"message type of {config.method}", name, names | {"all"})
+
+
+def proxy_spec(text: str) -> tuple[str | None, int]:
+    """The data set, if one is named, and the number of images in a text such as `2000` or `fashion-mnist:2000`."""
+    name, _, count = text.rpartition(":")
+    if not count.isdecimal() or int(count) == 0:
+        raise FedgistError(f"proxy must be a number of images or NAME:NUMBER, as in fashion-mnist:2000, not {text!r}")
+    return name or None, int(count)
 
 
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.data import datasets, discrepancies, partitions
 from fedgist.data.client_data import ClientData
-from fedgist.experiments.config import RunConfig, model_spec
+from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
 from fedgist.models import Model
 
 Makers = Mapping[str, Callable[[tuple[int, int, int], int], Model]]
@@ -48,12 +48,32 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
-    parts = partitions.split(train.y, config.clients, Rng(seed)("partition"), config.partition, **settings)
+    proxy, rest = _proxy(config, train, Rng(seed)("proxy"))
+    groups = None if train.groups is None else train.groups[rest.cpu()]
+    cut = partitions.split(train.y[rest], config.clients, Rng(seed)("partition"), config.partition, groups, **settings)
+    parts = [rest.cpu().numpy()[part] for part in cut]
     shares = [train.take(part) for part in parts]
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
-    task = Task(train.shape, train.classes, train.low, train.high, named, config.model)
+    task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
     return _inputs(config, task, clients, (test.x, test.y), parts)
+
+
+def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor | None, Tensor]:
+    """The server's unlabelled images, if any, and the indices of the training samples that are left for the clients."""
+    everything = torch.arange(len(train), device=train.y.device)
+    if config.proxy is None:
+        return None, everything
+    name, count = proxy_spec(config.proxy)
+    other = name is not None and name != config.dataset
+    source = datasets.load(name, config.data_dir, config.normalise)[0] if name is not None and other else train
+    if source.shape != train.shape:
+        raise FedgistError(f"proxy images of {name} have shape {source.shape}, those of {config.dataset} {train.shape}")
+    if count > len(source) - (not other):
+        raise FedgistError(f"proxy asks for {count} of the {len(source)} images there are, and clients need some")
+    chosen = rng.permutation(len(source))[:count].sort().values
+    proxy = source.x[chosen.to(source.x.device)].to(train.x.device)
+    return proxy, everything if other else everything[~torch.isin(everything, chosen.to(everything.device))]
 
 
 def from_memory(

@@ -84,8 +84,8 @@ async def score(model: Model, w: Weights, me: Site) -> Score:
 
 
 async def mean_over_clients(fed: Federation, request: object) -> float:
-    """The mean accuracy over all clients that have a test set."""
-    total = (await fed.ask(fed.ids, request, Score)).sum
+    """The mean accuracy over all clients that have a test set; `request` may be one for each (id -> message)."""
+    total = (await fed.ask(request if isinstance(request, dict) else fed.ids, request, Score)).sum
     return float(total.accuracy) / max(1, total.clients)
 
 
@@ -101,5 +101,5 @@ async def hits_on_own_labels(model: Model, w: Weights, me: Site, shares: int) ->
 
 async def pooled_over_clients(fed: Federation, request: object) -> float:
     """The fraction of all clients' test images together that are classified correctly."""
-    total = (await fed.ask(fed.ids, request, Hits)).sum
+    total = (await fed.ask(request if isinstance(request, dict) else fed.ids, request, Hits)).sum
     return float(total.correct) / max(1, total.images)

@@ -4,7 +4,7 @@ A method that inherits from `GlobalModel` writes only what makes it itself: its 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -63,10 +63,13 @@ class Local:
 class GlobalModel(Method):
     """Abstract: a server whose weights every client starts from. What does not travel stays in a client's state."""
 
+    prototypes: ClassVar[bool] = False
+    """Whether there is a global model for each architecture, instead of one for all."""
+
     def __init__(self, config: Any, task: Task):
         super().__init__(config, task)
         for model in task.models.values():
-            if self._template(model) != self._template(self.model):
+            if not self.prototypes and self._template(model) != self._template(self.model):
                 what = "weights" if config.share == "all" else "heads"
                 raise FedgistError(
                     f"{self.name} averages {what}: {model.name} and {self.model.name} have different ones"

@@ -1,0 +1,66 @@
+"""Ensembles: what several models of one architecture say together, and a student that learns to say the same."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.rng import Rng
+from fedgist.core.tree import Tree
+from fedgist.core.work import Pool, scan
+from fedgist.learning.distillation import divergence
+from fedgist.learning.evaluation import BATCH
+from fedgist.learning.optimisers import Adam, Weights
+from fedgist.learning.training import Trainer
+from fedgist.models.model import Model
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Models of one architecture; a value, so that the ensembles of several seeds are one computation."""
+
+    model: Model
+
+    def logits(self, members: Weights, shares: Tensor, x: Tensor) -> Tensor:
+        """Σ_k s_k f(x; w_k) for stacked weights; in evaluation mode, one member after the other to save memory."""
+
+        def said(x: Tensor) -> Tensor:
+            each = (self.model(tree.index(members, k), x).logits * shares[k] for k in range(len(shares)))
+            return torch.stack(list(each)).sum(0)
+
+        return torch.cat([said(part) for part in x.split(BATCH)])
+
+    def hits(self, members: Weights, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """How many images of each label the ensemble gets right: [classes]."""
+        right = self.logits(members, shares, x).argmax(1) == y
+        return (right[:, None] & (y[:, None] == torch.arange(self.model.classes, device=y.device))).sum(0)
+
+
+@dataclass(frozen=True)
+class Student:
+    """Distils given logits into one model: a step down KL(softmax(teacher) ‖ softmax(f(x))) on unlabelled images."""
+
+    trainer: Trainer
+
+    def step(self, carry: Tree, batch: Tree, pool: Tree) -> Tree:
+        x, teacher = pool["x"][batch["index"]], pool["teacher"][batch["index"]]
+
+        def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
+            output = self.trainer.model({**trained, **buffers}, x, train=True)
+            everyone = torch.ones(len(x), dtype=x.dtype, device=x.device)
+            return divergence(teacher, output.logits, everyone), output.buffers, ()
+
+        return self.trainer.descend(carry, batch["lr"], objective)[0]
+
+
+async def distil(
+    model: Model, w: Weights, x: Tensor, teacher: Tensor, steps: int, batch: int, lr: float, rng: Rng
+) -> Weights:
+    """`w` after `steps` of Adam towards the teacher's logits on images `x`; the rate falls along a cosine to zero."""
+    student = Student(Trainer(model, Adam()))
+    rates = lr * 0.5 * (1 + torch.cos(torch.arange(steps) * (math.pi / max(1, steps))))
+    plan = {"index": rng.integers(len(x), steps, batch), "lr": rates}
+    learned, _ = await scan(student.step, (w, student.trainer.init(w)), plan, Pool(x=x, teacher=teacher))
+    return learned

@@ -1,0 +1,138 @@
+"""FedDF: the users' ensemble is distilled into the global model on unlabelled images. Lin et al. 2020, Algorithms 1, 3.
+
+Clients may have several architectures; then there is a global model (prototype) for each, started at the average of its
+own clients, and all learn from the ensemble of everybody.
+
+Deviations from the paper:
+1. A fixed number of distillation steps instead of early stopping on a validation set, which the server does not have.
+2. share="head" (Zhu et al. 2021, Table 4): whole models go up, but only heads come down.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.config import option
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import Federation, Site
+from fedgist.core.message import Bounds, Params, message, wire
+from fedgist.core.method import Task
+from fedgist.core.rng import Rng
+from fedgist.core.work import compute
+from fedgist.learning.ensembles import Ensemble, distil
+from fedgist.learning.evaluation import (
+    EvaluateThis,
+    EvaluateThisOnOwnLabels,
+    accuracy,
+    mean_over_clients,
+    pooled_over_clients,
+)
+from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
+from fedgist.learning.training import train, trainer
+
+
+@dataclass(frozen=True)
+class Config(GlobalModelOptions):
+    distil_steps: int = option(100, "Distillation steps of the server a round; 0 is FedAvg.", low=0)
+    distil_batch: int = option(128, "Unlabelled images in a batch.", low=1)
+    distil_lr: float = option(1e-3, "Learning rate of the distillation (Adam), falling along a cosine.", above=0)
+
+
+@message
+class Whole:
+    """All of w_k, which the ensemble needs, and p_k."""
+
+    w: Params = wire(shape="whole")
+    p: float = wire(paper=False)
+
+
+class FedDF(GlobalModel):
+    name = "feddf"
+    summary = "Ensemble distillation on unlabelled proxy images, also across architectures (Lin et al. 2020)."
+    citation = """@inproceedings{lin2020ensemble,
+  title     = {Ensemble Distillation for Robust Model Fusion in Federated Learning},
+  author    = {Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
+  booktitle = {NeurIPS},
+  year      = {2020}
+}"""
+    Config = Config
+    prototypes: ClassVar[bool] = True
+    profiles = {
+        "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
+        | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
+        | {"batch": 32, "lr": 0.01, "schedule": "exponential", "decay": 0.99, "published": True, "proxy": "2000"},
+        "small": {"dataset": "mnist5k", "model": "cnn", "alpha": 0.1, "rounds": 30, "steps": 20}
+        | {"lr": 0.05, "proxy": "500", "note": "5,000 digits, 500 of them unlabelled, 10 clients, 30 rounds"},
+        "demo": {"model": "cnn", "rounds": 15, "steps": 20, "lr": 0.05, "proxy": "500"}
+        | {"distil_steps": 30, "note": "15 rounds of 20 steps, 500 unlabelled images"},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6}
+        | {"proxy": "50", "distil_steps": 3, "distil_batch": 16},
+    }
+
+    def __init__(self, config: Any, task: Task):
+        super().__init__(config, task)
+        if task.proxy is None or len(task.proxy) == 0:
+            raise FedgistError("feddf needs unlabelled images: set proxy to their number, as in proxy=2000")
+        self.proxy = task.proxy
+
+    def bounds(self, model: str) -> Bounds:
+        return {**super().bounds(model), "whole": self.task.models[model].shapes}
+
+    def server_init(self, rng: Rng) -> Any:
+        return {"w": {name: model.init(rng("model", name)) for name, model in self.task.models.items()}}
+
+    def requests(self, state: Any, fed: Federation, make: Callable[[Params], Any]) -> dict[str, Any]:
+        """For each client the message that `make` makes of what its architecture's prototype sends down."""
+        made = {
+            name: make({key: w[key] for key in self.travelling(self.task.models[name])})
+            for name, w in state["w"].items()
+        }
+        return {id: made[fed.info[id]["model"]] for id in fed.ids}
+
+    async def round(self, state: Any, fed: Federation) -> Any:
+        requests = self.requests(state, fed, Global)
+        answers = await fed.ask({id: requests[id] for id in fed.sample(self.config.active)}, None, Whole)
+        fused, teacher = dict(state["w"]), torch.zeros(())
+        for name in sorted({fed.info[id]["model"] for id in answers}):
+            group = [answers[id] for id in answers if fed.info[id]["model"] == name]
+            members = tree.stack([user.w for user in group])
+            p = torch.tensor([user.p for user in group]).to(next(iter(members.values())))
+            if p.sum() > 0:
+                fused[name] = tree.map(lambda each, p=p: torch.tensordot(p, each, 1) / p.sum(), members)
+            shares = torch.full((len(group),), 1 / len(answers))
+            teacher = teacher.to(p) + await compute(
+                Ensemble(self.task.models[name]).logits, members, shares, self.proxy
+            )
+        steps, batch, lr = self.config.distil_steps, self.config.distil_batch, self.config.distil_lr
+        for name, w in fused.items():  # a prototype without clients learns too, from the ensemble alone
+            model, rng = self.task.models[name], fed.rng("distil", name)
+            fused[name] = await distil(model, w, self.proxy, teacher, steps, batch, lr, rng)
+        return {"w": fused}
+
+    async def update(self, me: Site, msg: Global) -> Whole:
+        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        self.keep(me, w)
+        return Whole(w, self.weight(me))
+
+    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """The mean over prototypes, and each of several; the mean over clients where these complete the model."""
+        found: dict[str, float] = {}
+        if any(len(self.travelling(model)) < len(model.shapes) for model in self.task.models.values()):
+            found["accuracy"] = await mean_over_clients(fed, self.requests(state, fed, EvaluateThis))
+        else:
+            each = {name: await accuracy(self.task.models[name], w, test) for name, w in state["w"].items()}
+            found["accuracy"] = sum(each.values()) / len(each)
+            if len(each) > 1:
+                found |= {f"accuracy_{name}": value for name, value in each.items()}
+        if self.config.published:
+            requests = self.requests(state, fed, lambda w: EvaluateThisOnOwnLabels(w, len(fed.ids)))
+            found["accuracy_published"] = await pooled_over_clients(fed, requests)
+        return found
+
+    def weights(self, state: Any) -> Params:
+        w: Params = state["w"][self.task.model]
+        return w
