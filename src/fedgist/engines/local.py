@@ -139,9 +139,12 @@ class LocalEngine:
         self.rounds_done += 1
         skipped = [str(outcome) for outcome in outcomes.values() if isinstance(outcome, TooFewAnswers)]
         all_skipped = len(skipped) == len(outcomes)
-        if not all_skipped:
-            self.site_states.update(self.working)
-            self.under_way = self.working_under_way
+        if all_skipped:  # but replies that are under way are not lost: who sent one keeps what it did for it
+            late = {reply["sender"] for key, reply in self.working_under_way.items() if key not in self.under_way}
+            self.working = {id: state for id, state in self.working.items() if id in late}
+            self.working_under_way |= self.under_way
+        self.site_states.update(self.working)
+        self.under_way = self.working_under_way
         for node, outcome in outcomes.items():
             if not isinstance(outcome, TooFewAnswers):
                 self.states[node] = outcome
@@ -203,8 +206,8 @@ class LocalEngine:
             leaves = self.codecs[model].pack(delivery.reply)
             self._count(id, ask.node, "up", delivery.reply, leaves, model)
             if late := self._lateness(ask.node, id):
-                reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply), "leaves": leaves}
-                self.working_under_way[f"{id} to {ask.node}"] = reply
+                reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply)}
+                self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": leaves}
             else:
                 replies[id] = leaves
         arrived = self._arrived(ask)

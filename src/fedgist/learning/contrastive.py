@@ -1,0 +1,106 @@
+"""The losses of representation sharing, and which samples a released representation averages. Berdoz 2022, Eqs. 5 to 7.
+
+A student's feature s is drawn towards the mean feature of its class (the distance), and the client's own classifier
+must tell which of the others' features t are of the class of s (the discriminator).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgist.learning.optimisers import Weights
+from fedgist.models.model import Model, Output
+
+REDUCTIONS = ("code", "paper")
+"""`paper`: sums over features and classes, as printed; `code`: means, which is how the published numbers were made."""
+
+
+def log_agreement(students: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
+    """log ĥ and log(1 − ĥ) of Eq. 5 for every pair, from logits [B, K] and [T, K]: two tensors [B, T].
+
+    With p and q the softmax of the two, ĥ = Σ_a p_a q_a, and 1 − ĥ = Σ_a p_a r_a with r_a = Σ_{b≠a} q_b. Both are sums
+    of positive numbers, so their logarithms are exact where 1 − ĥ itself would round to 0.
+    """
+    p, q = students.log_softmax(-1)[:, None], teachers.log_softmax(-1)
+    same = torch.eye(q.shape[-1], dtype=torch.bool, device=q.device)
+    r = q[:, None].masked_fill(same, -torch.inf).logsumexp(-1)
+    return (p + q).logsumexp(-1), (p + r).logsumexp(-1)
+
+
+def discriminator(students: Tensor, y: Tensor, teachers: Tensor, observed: Tensor) -> Tensor:
+    """Σ_c ℓ_disc([c = y], s, t^c) of Eq. 7 for every student, as a mean over the M teachers of each class.
+
+    students: logits [B, K]; y: [B]; teachers: logits [M, C, K]; observed: [C], 0 where a class has no teacher.
+    """
+    many, classes = teachers.shape[:2]
+    positive, negative = log_agreement(students, teachers.flatten(0, 1))
+    own = y[:, None] == torch.arange(classes, device=y.device).repeat(many)
+    losses = -torch.where(own, positive, negative).unflatten(1, (many, classes))
+    return (losses.sum(1) / max(1, many) * observed).sum(1)
+
+
+def distance(features: Tensor, y: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """ℓ_KD = ‖s − t̄^y‖² for every student; 0 where the mean of its class is not known."""
+    return (features - means[y]).square().sum(1) * known[y]
+
+
+@dataclass(frozen=True)
+class RepresentationLoss:
+    """L_CE + λ_KD L_KD + λ_disc L_disc (Eq. 6). What is absent adds nothing, and what is present weighs the same."""
+
+    model: Model
+    reduction: str = "code"
+
+    def __call__(
+        self, output: Output, y: Tensor, mask: Tensor, w: Weights, lesson: Any, kd: Tensor, disc: Tensor
+    ) -> Tensor:
+        """`lesson` holds means [C, d'], known [C], observations [M, C, d'] and observed [C]."""
+        teachers = self.model.head(w, lesson["observations"].flatten(0, 1))
+        teachers = teachers.unflatten(0, lesson["observations"].shape[:2])
+        doubt = discriminator(output.logits, y, teachers, lesson["observed"])
+        apart = distance(output.features, y, lesson["means"], lesson["known"])
+        if self.reduction == "code":
+            doubt, apart = doubt / teachers.shape[1], apart / output.features.shape[1]
+        losses = F.cross_entropy(output.logits, y, reduction="none") + kd * apart + disc * doubt
+        return (losses * mask).sum() / mask.sum()
+
+
+@dataclass(frozen=True)
+class Averager:
+    """Adds up features by class; a value, so that equal models of many clients are one computation."""
+
+    model: Model
+
+    def step(self, carry: tuple[Tensor, Tensor], batch: Any, w: Weights, pool: Any) -> tuple[Tensor, Tensor]:
+        """(class sums, observations) -> the same with one more batch, whose samples count `weight` and `member`."""
+        sums, observations = carry
+        y = pool["y"][batch["index"]]
+        features = self.model(w, pool["x"][batch["index"]]).features
+        of_class = (y[:, None] == torch.arange(len(sums), device=y.device)).to(features.dtype)
+        sums = sums + (of_class * batch["weight"][:, None]).T @ features
+        return sums, observations + torch.einsum("bm,bc,bd->mcd", batch["member"], of_class, features)
+
+
+def chosen(y: Tensor, keys: Tensor, sizes: Tensor) -> Tensor:
+    """Whether a sample is among the first `sizes[c]` of its class c by its key, for each row of `keys` [..., n]."""
+    order = keys.argsort(dim=-1, stable=True)
+    order = order.gather(-1, y[order].argsort(dim=-1, stable=True))  # by class, and by key within a class
+    counts = y.bincount(minlength=len(sizes))
+    first = counts.cumsum(0) - counts
+    rank = torch.arange(len(y)) - first[y[order]]
+    return torch.zeros(keys.shape, dtype=torch.bool).scatter(-1, order, rank < sizes[y[order]])
+
+
+def draw(values: Tensor, there: Tensor, keys: Tensor, many: int) -> tuple[Tensor, Tensor]:
+    """`many` random rows of `values` [P, C, d'] for each class, and for which classes there is any [C].
+
+    Rows are taken in the order of `keys` [P, C], and again from the first where fewer than `many` are `there` [P, C].
+    """
+    available = there.sum(0)
+    order = (keys + 2 * ~there).argsort(0)
+    rows = order.gather(0, torch.arange(many)[:, None] % available.clamp_min(1)).to(values.device)
+    observed = (available > 0).to(values.device)
+    return values[rows, torch.arange(len(available), device=values.device)] * observed[:, None], observed

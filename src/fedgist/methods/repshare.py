@@ -1,0 +1,229 @@
+"""Representation sharing: contrastive learning without a training server. Berdoz 2022, Algorithms 1 and 2.
+
+It runs with a server that only relays, and between peers, where every client is its own relay.
+
+Deviations from the paper:
+1. Losses are means over features and classes, as in the published code (`reduction=code`); `paper` is as printed.
+2. Class means travel as sums and counts, of which the relay sees only totals; a mean is over samples, not over clients.
+3. What nobody has released is absent and adds nothing to a loss. So the first round is learning alone; Algorithm 1
+   starts from random representations, and the code from those of untrained nets (garbage where a class is lacking).
+4. With M_down observations a loss is the mean over them, the expectation of the paper's random choice of one.
+5. log(1 − ĥ) is computed exactly, where the code clamps it at −100.
+6. Between peers a round is two exchanges: fetch what the neighbours released, then learn from it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.config import build, option, options
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import Answers, Federation, Site
+from fedgist.core.message import Bounds, message, wire
+from fedgist.core.method import Task
+from fedgist.core.rng import Rng
+from fedgist.core.work import scan
+from fedgist.learning.contrastive import REDUCTIONS, Averager, RepresentationLoss, chosen, draw
+from fedgist.learning.own_model import OwnModel, OwnModelOptions
+from fedgist.learning.training import train, trainer
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What every client decides for itself."""
+
+    lambda_kd: float = option(10.0, "Weight of the distance to the global representation of a sample's class.", low=0)
+    lambda_disc: float = option(1.0, "Weight of the contrastive discriminator loss.", low=0)
+    classes: tuple[int, ...] = option((), "Classes of which representations are released; without it, all.", low=0)
+    share: float = option(1.0, "Share of the samples of each class that released averages may use.", low=0, high=1)
+    peers: tuple[str, ...] = option((), "Clients listened to, then alone in global means too; without it, all.")
+
+
+@dataclass(frozen=True)
+class Config(OwnModelOptions, Choices):
+    reduction: str = option("code", "Losses are means (code) or sums (paper) over features and classes.", REDUCTIONS)
+    n_avg: int = option(10, "Samples that an observation averages, at most.", low=1)
+    m_up: int = option(1, "Observations of each class that a client sends in a round.", low=0)
+    m_down: int = option(1, "Observations of each class that a client receives in a round.", low=0)
+    exclude_self: bool = option(True, "A client never receives its own observations.")
+    means: str = option(
+        "global", "Global class means from everybody's sums, or those of received observations.", ("global", "received")
+    )
+    max_age: int = option(0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0)
+    choices: tuple[str, ...] = option((), "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.")
+
+
+@message
+class Lesson:
+    """Learn from these: t̄^c for the classes that are known, and observations t^c_m for those that were observed."""
+
+    means: Tensor = wire(shape=("global", "classes", "features"))
+    known: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
+    observations: Tensor = wire(shape=("down", "classes", "features"))
+    observed: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
+
+
+@message
+class Fetch:
+    """Give what you released last."""
+
+
+@message
+class Representations:
+    """Sums of features by class with their counts, seen only as totals; and observations, means of a few features."""
+
+    sums: Tensor = wire(shape=("global", "classes", "features"), additive=True)
+    counts: Tensor = wire(shape=("classes",), additive=True, paper=False)
+    observations: Tensor = wire(shape=("up", "classes", "features"))
+    observed: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
+
+
+class RepresentationSharing(OwnModel):
+    name = "repshare"
+    summary = "Clients share mean features of each class and learn from them contrastively (Berdoz 2022)."
+    citation = """@mastersthesis{berdoz2022scalable,
+  title  = {Scalable Collaborative Learning via Representation Sharing},
+  author = {Berdoz, Frédéric},
+  school = {EPFL and Massachusetts Institute of Technology},
+  year   = {2022}
+}"""
+    peer_to_peer = True
+    Config = Config
+    profiles = {
+        "paper": {"dataset": "mnist", "limit": 1200, "normalise": "train", "partition": "stratified", "rounds": 100}
+        | {"model": "lenet5-thesis", "optimiser": "adam", "lr": 0.001, "exclude_self": False, "eval_every": 0},
+        "small": {"dataset": "mnist5k", "model": "lenet5-thesis", "rounds": 30, "optimiser": "adam", "lr": 0.001}
+        | {"steps": 20, "eval_every": 5, "note": "5,000 digits, 10 clients, 30 rounds of 20 steps"},
+        # The features of an MLP are not bounded as the paper's are, so that a distance weighs more.
+        "demo": {"model": "mlp", "rounds": 15, "steps": 20, "optimiser": "adam", "lr": 0.001, "lambda_kd": 0.1}
+        | {"note": "15 rounds of 20 steps"},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "n_avg": 3, "m_up": 2},
+    }
+
+    def __init__(self, config: Any, task: Task):
+        super().__init__(config, task)
+        sizes = {name: model.feature_size for name, model in task.models.items()}
+        if len(set(sizes.values())) > 1:
+            found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+            raise FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
+        everybody = {name: getattr(config, name) for name in options(Choices)}
+        self.everybody = Choices(**everybody)
+        self.single = {id: build(Choices, {**everybody, **own}) for id, own in map(_parse, config.choices)}
+        for choices in (self.everybody, *self.single.values()):
+            if choices.classes and max(choices.classes) >= task.classes:
+                raise FedgistError(f"classes: {max(choices.classes)} is no class, the last one is {task.classes - 1}")
+
+    def bounds(self, model: str) -> Bounds:
+        sizes = {"classes": self.task.classes, "features": self.model.feature_size}
+        return {**sizes, "up": self.config.m_up, "down": self.config.m_down, "global": 1}
+
+    def choices_of(self, id: str) -> Choices:
+        return self.single.get(id, self.everybody)
+
+    # The relay
+
+    def server_init(self, rng: Rng) -> Any:
+        sizes = self.task.classes, self.model.feature_size
+        rows = int(self.config.means == "global")
+        return {"means": torch.zeros(rows, *sizes), "known": torch.zeros(sizes[0]), "buffers": {}}
+
+    async def round(self, state: Any, fed: Federation) -> Any:
+        self._check_names(fed)
+        if fed.node in fed.ids:  # a peer: it is its own relay
+            state = self.store(state, await fed.ask(fed.ids, Fetch(), Representations), fed.round)
+            await fed.ask({fed.node: self.lesson(state, fed.node, fed.rng)}, None, Representations)
+            return state
+        lessons = {id: self.lesson(state, id, fed.rng) for id in fed.ids}
+        return self.store(state, await fed.ask(lessons, None, Representations), fed.round)
+
+    def store(self, state: Any, answers: Answers, round: int) -> Any:
+        """Class means over all samples of those who answered, and their observations in the place of older ones."""
+        counts = answers.sum.counts
+        fresh = counts > 0
+        means = torch.where(fresh[:, None], answers.sum.sums / counts.clamp_min(1)[:, None], state["means"])
+        new = {id: {**vars(answers[id]), "round": answers.late.get(id, round)} for id in answers}
+        kept = {
+            id: held
+            for id, held in {**state["buffers"], **new}.items()
+            if not self.config.max_age or round - held["round"] < self.config.max_age
+        }
+        return {"means": means, "known": torch.maximum(state["known"], fresh.to(means.dtype)), "buffers": kept}
+
+    def lesson(self, state: Any, id: str, rng: Rng) -> Lesson:
+        """What a client downloads: the global means, and M_down random observations from the buffer of each class."""
+        heard = [held for peer, held in sorted(state["buffers"].items()) if self.listens(id, peer)]
+        nothing = state["means"].new_zeros(1, self.task.classes, self.model.feature_size)
+        values = torch.cat([nothing, *(held["observations"] for held in heard)])
+        there = [held["observed"].cpu().expand(len(held["observations"]), -1) for held in heard]
+        observed = torch.cat([torch.zeros(nothing.shape[:2], dtype=torch.uint8), *there]) > 0
+        keys = rng("observations", id).uniform(*observed.shape)
+        return Lesson(state["means"], state["known"], *draw(values, observed, keys, self.config.m_down))
+
+    def listens(self, id: str, peer: str) -> bool:
+        """Whether a client wants the observations of another, or of itself."""
+        wanted = self.choices_of(id).peers
+        return peer in wanted if wanted else peer != id or not self.config.exclude_self
+
+    # A client
+
+    async def learn(self, me: Site, msg: Lesson) -> Representations:
+        mine, model = self.choices_of(me.id), self.model_of(me)
+        lesson = {name: getattr(msg, name).to(msg.observations.dtype) for name in vars(msg)}
+        if self.config.means == "received" or mine.peers:
+            means = msg.observations.sum(0) / max(1, self.config.m_down)
+            lesson |= {"means": means[None], "known": lesson["observed"]}
+        lesson["means"] = lesson["means"][0]
+        weights = torch.tensor(mine.lambda_kd), torch.tensor(mine.lambda_disc)
+        learner = trainer(self.config, model, RepresentationLoss(model, self.config.reduction))
+        me.state["w"] = await train(self.config, learner, me, me.state["w"], lesson, *weights)
+        me.state["released"] = await self.release(me)
+        return Representations(**me.state["released"])
+
+    async def fetch(self, me: Site, msg: Fetch) -> Representations:
+        """What was released last; nothing before a client has learned."""
+        if "released" in me.state:
+            return Representations(**me.state["released"])
+        return Representations(**self._released(torch.zeros(self.task.classes), *self._zeros()))
+
+    async def release(self, site: Site) -> dict[str, Tensor]:
+        """Sums over all samples that may be released, and M_up means of at most n_avg of them, for each class."""
+        y, mine = site.data.y.cpu(), self.choices_of(site.id)
+        counts = (mine.share * y.bincount(minlength=self.task.classes)).ceil()
+        counts *= torch.tensor([not mine.classes or c in mine.classes for c in range(self.task.classes)])
+        # Which samples may be used is a lasting choice; which of them an observation averages is drawn every round.
+        released = chosen(y, Rng(site.rng.root)("client", site.id, "released").uniform(len(y)), counts)
+        keys = site.rng("observations").uniform(self.config.m_up, len(y)) + 2 * ~released
+        few = counts.clamp_max(self.config.n_avg)
+        member = chosen(y, keys, few) / few.clamp_min(1)[y]
+        # Forward only, so there is room for larger batches than in training.
+        index, mask = site.data.epochs(site.rng("order"), 1, 4 * self.config.batch).values()
+        plan = {
+            "index": index,
+            "weight": released.to(index.device)[index] * mask,
+            "member": member.T.to(index.device)[index] * mask[..., None],
+        }
+        step = Averager(self.model_of(site)).step
+        return self._released(counts, *await scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
+
+    def _zeros(self) -> tuple[Tensor, Tensor]:
+        size = self.task.classes, self.model.feature_size
+        return torch.zeros(*size), torch.zeros(self.config.m_up, *size)
+
+    def _released(self, counts: Tensor, sums: Tensor, observations: Tensor) -> dict[str, Tensor]:
+        sent = sums[None] if self.config.means == "global" else sums[None][:0]
+        return {"sums": sent, "counts": counts, "observations": observations, "observed": counts > 0}
+
+    def _check_names(self, fed: Federation) -> None:
+        named = {*self.single, *(peer for choices in (self.everybody, *self.single.values()) for peer in choices.peers)}
+        for id in sorted(named - fed.info.keys()):
+            raise unknown("client", id, fed.info)
+
+
+def _parse(text: str) -> tuple[str, dict[str, str]]:
+    """A client's name and its choices in a text such as `3:lambda_kd=0:peers=1+2`."""
+    id, *pairs = text.split(":")
+    if not pairs or not all("=" in pair for pair in pairs):
+        raise FedgistError(f"choices are written client:key=value:key=value, not {text!r}")
+    return id, {key: value.replace("+", ",") for key, _, value in (pair.partition("=") for pair in pairs)}
