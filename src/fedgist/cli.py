@@ -245,6 +245,19 @@ def export(
         print(datasets.export(name, directory, data_dir))
 
 
+@data_app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    directory: Annotated[Path, typer.Argument(help="Where to.")],
+    debug: Debug = False,
+) -> None:
+    """Fetch a data set from the network, through torchvision or medmnist, and write it as export does."""
+    with _speaking(debug):
+        from fedgist.data import datasets
+
+        print(datasets.download(name, directory))
+
+
 def _given(**flags: str | None) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value is not None}
 

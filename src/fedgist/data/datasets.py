@@ -18,7 +18,9 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
-from fedgist.data.files import Images, missing_splits, read_folder, read_npz, wanted_files, write_npz
+from fedgist.data import formats
+from fedgist.data.downloads import fetch
+from fedgist.data.files import Images, missing_splits, read_npz, wanted_files, write_npz
 
 BUILT_IN = {
     "digits": "1,438 + 359 grey 8×8 digits, 10 classes, from scikit-learn; nothing to fetch",
@@ -28,17 +30,38 @@ FOLDERS = {
     "mnist": "60,000 + 10,000 grey 28×28 digits, 10 classes; from a folder (LeCun et al. 1998)",
     "fashion-mnist": "60,000 + 10,000 grey 28×28 pieces of clothing, 10 classes; from a folder (Xiao et al. 2017)",
     "cifar10": "50,000 + 10,000 colour 32×32 images, 10 classes; from a folder (Krizhevsky 2009)",
+    "cifar100": "50,000 + 10,000 colour 32×32 images, 100 classes; from a folder (Krizhevsky 2009)",
+    "emnist-letters": "124,800 + 20,800 grey 28×28 letters, 26 classes; from a folder (Cohen et al. 2017)",
+    "emnist-byclass": "697,932 + 116,323 grey 28×28 digits and letters, 62 classes; from a folder (Cohen et al. 2017)",
+    "pathmnist": "89,996 + 7,180 colour 28×28 tissue images, 9 classes; from a folder (Yang et al. 2023)",
+    "femnist": "grey 28×28 digits and letters by writer, 62 classes; from a folder (LEAF, Caldas et al. 2018)",
+    "celeba": "colour 84×84 faces by person, 2 classes: smiling or not; from a folder (LEAF, Caldas et al. 2018)",
+}
+CLASSES = dict.fromkeys((*BUILT_IN, "mnist", "fashion-mnist", "cifar10"), 10) | {
+    "cifar100": 100,
+    "emnist-letters": 26,
+    "emnist-byclass": 62,
+    "pathmnist": 9,
+    "femnist": 62,
+    "celeba": 2,
 }
 SOURCES = {
     "mnist": "the four IDX files are those of http://yann.lecun.com/exdb/mnist",
     "fashion-mnist": "the four IDX files are in https://github.com/zalandoresearch/fashion-mnist, folder data/fashion",
-    "cifar10": "save images (uint8 NHWC) and labels of https://www.cs.toronto.edu/~kriz/cifar.html with numpy.savez",
+    "cifar10": "or unpack the python or the binary archive of https://www.cs.toronto.edu/~kriz/cifar.html there",
+    "cifar100": "or unpack the python or the binary archive of https://www.cs.toronto.edu/~kriz/cifar.html there",
+    "emnist-letters": "the IDX files emnist-letters-… are in gzip.zip of https://www.nist.gov/itl/products-and-services/emnist-dataset",
+    "emnist-byclass": "the IDX files emnist-byclass-… are in gzip.zip of https://www.nist.gov/itl/products-and-services/emnist-dataset",
+    "pathmnist": "or pathmnist.npz of https://medmnist.com",
+    "femnist": "or train/*.json and test/*.json of https://leaf.cmu.edu",
+    "celeba": "or train/*.json and test/*.json of https://leaf.cmu.edu, with the pictures in images/",
 }
 PUBLISHED = {  # mean and deviation of each channel, as customary (CIFAR-10: the mean of the deviations of the images)
     "mnist": ((0.1307,), (0.3081,)),
     "mnist5k": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 NORMALISATIONS = {
     "dataset": "published mean and deviation of each channel, or those of the train set",
@@ -62,6 +85,8 @@ class Dataset:
     """What a black pixel becomes, for each channel."""
     high: tuple[float, ...]
     """What a pixel of full intensity becomes, for each channel."""
+    groups: Tensor | None = None
+    """int64, on the CPU: who each image is from (a writer, a person, a hospital), where that is known."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -76,7 +101,8 @@ class Dataset:
         """The samples at `indices`, in that order."""
         index = indices if isinstance(indices, Tensor) else torch.tensor(np.asarray(indices, np.int64))
         index = index.to(self.y.device)
-        return replace(self, x=self.x[index], y=self.y[index])
+        groups = None if self.groups is None else self.groups[index.cpu()]
+        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
 
 
 def load(
@@ -84,8 +110,8 @@ def load(
 ) -> tuple[Dataset, Dataset]:
     """The train and the test set called `name`.
 
-    A folder `name` in `data_dir` (by default in what FEDGIST_DATA names) holds IDX or `.npz` files, as described in
-    `fedgist.data.files`. `normalise` is one of NORMALISATIONS and always uses the same numbers for both sets. `limit`
+    A folder `name` in `data_dir` (by default in what FEDGIST_DATA names) holds its files in one of the forms of
+    `fedgist.data.formats`. `normalise` is one of NORMALISATIONS and always uses the same numbers for both sets. `limit`
     keeps the first so many training samples, in file order.
     """
     if normalise not in NORMALISATIONS:
@@ -94,7 +120,8 @@ def load(
         raise FedgistError(f"limit must be at least 1 training sample, not {limit}")
     train, test = _read(name, data_dir)
     classes = _count_classes(name, train.labels, test.labels)
-    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak)
+    groups = None if train.groups is None else train.groups[:limit]
+    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak, groups)
     mean, deviation = _normalisation(normalise, name, train, kept)
     return _dataset(name, kept, classes, mean, deviation), _dataset(name, test, classes, mean, deviation)
 
@@ -103,13 +130,21 @@ def available(data_dir: str | Path | None = None) -> dict[str, str]:
     """Every data set that can be named, with one line on it; folders of the user's own included."""
     root = _root(data_dir)
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root and root.is_dir() else []
-    own = {folder.name: f"your own, in {folder}" for folder in folders if not missing_splits(folder)}
+    own = {folder.name: f"your own, in {folder}" for folder in folders if formats.find(folder)}
     return own | BUILT_IN | FOLDERS
 
 
 def export(name: str, directory: str | Path, data_dir: str | Path | None = None) -> Path:
     """Writes `directory`/`name`/{train,test}.npz, which `load` reads back on any machine; returns that folder."""
-    splits = _read(name, data_dir)
+    return _write(name, directory, _read(name, data_dir))
+
+
+def download(name: str, directory: str | Path) -> Path:
+    """Fetches a data set from the network, through torchvision or medmnist, and writes it as `export` does."""
+    return _write(name, directory, fetch(name))
+
+
+def _write(name: str, directory: str | Path, splits: tuple[Images, Images]) -> Path:
     folder = Path(directory).expanduser() / name
     if any(folder.glob("t*_*.npz")):
         raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
@@ -132,8 +167,8 @@ def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
     root = _root(data_dir)
     is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
     folder = root / name if root and is_plain else None
-    if folder and folder.is_dir() and not missing_splits(folder):
-        return read_folder(folder)
+    if folder and folder.is_dir() and (read := formats.find(folder)) is not None:
+        return read()
     if name == "mnist5k":
         return _split(name, _mnist5k())
     if name not in FOLDERS and not (folder and folder.is_dir()):
@@ -201,10 +236,10 @@ def _split(name: str, images: Images) -> tuple[Images, Images]:
 
 def _count_classes(name: str, train: np.ndarray, test: np.ndarray) -> int:
     present = np.union1d(train, test)
-    if name in BUILT_IN or name in FOLDERS:
-        if present[-1] >= 10:
-            raise FedgistError(f"data set {name!r} has 10 classes, but a label {present[-1]} occurs")
-        return 10
+    if name in CLASSES:
+        if present[-1] >= CLASSES[name]:
+            raise FedgistError(f"data set {name!r} has {CLASSES[name]} classes, but a label {present[-1]} occurs")
+        return CLASSES[name]
     # A gap is nearly always a numbering that does not start at 0, which would train a class that nobody has.
     if len(present) != present[-1] + 1:
         absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
@@ -250,4 +285,5 @@ def _dataset(name: str, images: Images, classes: int, mean: Sequence[float], dev
 
     ends = normalised(torch.tensor([0, images.peak]).view(2, 1, 1, 1).expand(2, len(mean), 1, 1)).flatten(1).tolist()
     x = normalised(torch.tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))))
-    return Dataset(name, x, torch.tensor(images.labels), classes, low=tuple(ends[0]), high=tuple(ends[1]))
+    groups = None if images.groups is None else torch.tensor(images.groups)
+    return Dataset(name, x, torch.tensor(images.labels), classes, tuple(ends[0]), tuple(ends[1]), groups)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +32,25 @@ class Images:
     """int64, one for each image."""
     peak: int = 255
     """The pixel value that stands for full intensity."""
+    groups: np.ndarray | None = None
+    """int64, who each image is from (a writer, a person, a hospital), where that is known."""
+
+
+Reader = Callable[[], tuple[Images, Images]]
+"""Reads the train and the test split of a folder in which they were found."""
 
 
 def read_folder(folder: Path) -> tuple[Images, Images]:
     """The train and the test split that lie in a folder."""
     train, test = (_read_split(folder, split) for split in ("train", "test"))
+    return alike(folder, train, test)
+
+
+def alike(where: Path | str, train: Images, test: Images) -> tuple[Images, Images]:
+    """Both splits, if they have the same form."""
     if train.pixels.shape[1:] != test.pixels.shape[1:] or train.peak != test.peak:
         raise FedgistError(
-            f"{folder}: the train images (shape {train.pixels.shape[1:]}, peak {train.peak}) and the test images "
+            f"{where}: the train images (shape {train.pixels.shape[1:]}, peak {train.peak}) and the test images "
             f"(shape {test.pixels.shape[1:]}, peak {test.peak}) differ; both splits must have the same form"
         )
     return train, test
@@ -61,7 +72,7 @@ def _read_split(folder: Path, split: str) -> Images:
         _check_parts(folder, split, list(paths))
         return _join(list(paths.values()))
     if pair := _idx_pair(folder, split):
-        return _checked(f"{pair[0]} and {pair[1].name}", read_idx(pair[0], 3), read_idx(pair[1], 1), 255)
+        return checked(f"{pair[0]} and {pair[1].name}", read_idx(pair[0], 3), read_idx(pair[1], 1))
     raise FedgistError(f"{folder} has no {split} split; it needs {wanted_files(split)}")
 
 
@@ -100,11 +111,18 @@ def _join(paths: list[Path]) -> Images:
             raise FedgistError(f"{path}: its images have another shape or peak than those of {paths[0].name}")
     if len(parts) == 1:
         return first
+    if any((part.groups is None) != (first.groups is None) for part in parts):
+        raise FedgistError(f"{paths[0].parent}: some parts say who their images are from and some do not")
+    groups = (
+        None if first.groups is None else np.concatenate([part.groups for part in parts if part.groups is not None])
+    )
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*((p.pixels, p.labels) for p in parts), strict=True))
-    return Images(pixels, labels, first.peak)
+    return Images(pixels, labels, first.peak, groups)
 
 
-def _checked(where: str, pixels: np.ndarray, labels: np.ndarray, peak: int) -> Images:
+def checked(
+    where: str, pixels: np.ndarray, labels: np.ndarray, peak: int = 255, groups: np.ndarray | None = None
+) -> Images:
     """The images, if they are what every reader relies on."""
     channels = pixels.shape[3] if pixels.ndim == 4 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not 1 <= channels <= 4:
@@ -122,14 +140,18 @@ def _checked(where: str, pixels: np.ndarray, labels: np.ndarray, peak: int) -> I
         raise FedgistError(f"{where}: label {labels.min()} is negative; classes are numbered from 0")
     if pixels.max() > peak:
         raise FedgistError(f"{where}: a pixel has the value {pixels.max()}, above the declared peak {peak}")
-    return Images(pixels, labels.astype(np.int64), peak)
+    if groups is None:
+        return Images(pixels, labels.astype(np.int64), peak)
+    if groups.shape != labels.shape or groups.dtype.kind not in "iu" or groups.min() < 0:
+        raise FedgistError(f"{where}: groups must be {len(labels)} whole numbers from 0, one for each image")
+    return Images(pixels, labels.astype(np.int64), peak, groups.astype(np.int64))
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An IDX file of bytes: magic 0x0000080D for D dimensions, D sizes, all big-endian; then data of just that size."""
     magic = 0x0800 + dimensions
     packed = path.suffix == ".gz"
-    with _blamed(path), gzip.open(path) if packed else path.open("rb") as file:
+    with blamed(path), gzip.open(path) if packed else path.open("rb") as file:
         header = file.read(4 + 4 * dimensions)
         if len(header) < 4 + 4 * dimensions:
             raise FedgistError(f"{path} is truncated: it ends inside its header")
@@ -146,17 +168,18 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def read_npz(path: Path) -> Images:
-    """One `.npz` file. Besides `images` and `labels` it may have `peak`, 255 when it is missing."""
-    with _blamed(path), path.open("rb") as file:
+    """One `.npz` file. Besides `images` and `labels` it may have `peak` (255 when it is missing) and `groups`."""
+    with blamed(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
         if not {"images", "labels"} <= keys:
             raise FedgistError(f"{path} must be an .npz with the keys 'images' and 'labels'; it has {sorted(keys)}")
         peak = int(archive["peak"]) if "peak" in keys else 255
         pixels, labels = archive["images"], archive["labels"]
+        groups = archive["groups"] if "groups" in keys else None
     if not 1 <= peak <= 255:
         raise FedgistError(f"{path}: peak must be between 1 and 255, not {peak}")
-    return _checked(str(path), pixels, labels, peak)
+    return checked(str(path), pixels, labels, peak, groups)
 
 
 def write_npz(path: Path, images: Images) -> None:
@@ -165,14 +188,16 @@ def write_npz(path: Path, images: Images) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
-            np.savez_compressed(file, images=images.pixels, labels=images.labels, peak=np.int64(images.peak))
+            arrays = {"images": images.pixels, "labels": images.labels, "peak": np.int64(images.peak)}
+            arrays |= {} if images.groups is None else {"groups": images.groups}
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
+def blamed(path: Path) -> Iterator[None]:
     """Damaged files fail in as many ways as zip, gzip and numpy have parts; what the user needs is the file's name."""
     try:
         yield

@@ -1,7 +1,8 @@
 """Who holds which samples: the partitions of the federated literature, as pure functions of labels and a named `Rng`.
 
 Each kind is a function (labels, clients, rng, *, options) giving the indices of every client; its keyword arguments are
-the options that a user may set. To add a kind, write the function and name it in KINDS.
+the options that a user may set. To add a kind, write the function and name it in KINDS. The kind `group` is given who
+each sample is from instead of its label.
 """
 
 import inspect
@@ -18,8 +19,18 @@ Parts = list[np.ndarray]
 TRIES = 10_000
 
 
-def split(labels: Tensor | np.ndarray, clients: int, rng: Rng, kind: str = "dirichlet", **given: float) -> Parts:
-    """The sorted indices of each client's samples; no sample has two owners, and a client may have none."""
+def split(
+    labels: Tensor | np.ndarray,
+    clients: int,
+    rng: Rng,
+    kind: str = "dirichlet",
+    groups: Tensor | np.ndarray | None = None,
+    **given: float,
+) -> Parts:
+    """The sorted indices of each client's samples; no sample has two owners, and a client may have none.
+
+    `groups` says who each sample is from, where that is known; only the kind `group` looks at it.
+    """
     if kind not in KINDS:
         raise unknown("partition", kind, KINDS)
     for name, value in given.items():
@@ -33,6 +44,12 @@ def split(labels: Tensor | np.ndarray, clients: int, rng: Rng, kind: str = "diri
     held = _as_array(labels)
     if held.ndim != 1 or len(held) == 0:
         raise FedgistError(f"a partition needs a list of at least 1 label, not an array of shape {held.shape}")
+    if kind == "group":
+        if groups is None:
+            raise FedgistError(
+                "partition 'group' needs a data set that says who each sample is from; this one does not"
+            )
+        held = _as_array(groups)
     parts = [np.sort(part) for part in KINDS[kind](held, clients, rng, **given)]
     if not any(map(len, parts)):
         raise FedgistError(f"partition {kind!r} of {len(held)} samples leaves every client empty; use more data")
@@ -128,6 +145,16 @@ def quantity(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5) 
     return np.split(_shuffled(np.arange(len(labels)), rng("order")), np.cumsum(sizes)[:-1])
 
 
+def group(groups: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """One client for each writer, person or hospital; with fewer clients, several of them together."""
+    owners = np.unique(groups)
+    if clients > len(owners):
+        raise FedgistError(f"the samples are from {len(owners)} groups, so that there can be no {clients} clients")
+    if clients < len(owners):
+        owners = _shuffled(owners, rng)
+    return [np.flatnonzero(np.isin(groups, owners[client::clients])) for client in range(clients)]
+
+
 KINDS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "stratified": stratified,
@@ -136,6 +163,7 @@ KINDS: dict[str, Callable[..., Parts]] = {
     "dirichlet-fedgen": dirichlet_fedgen,
     "shards": shards,
     "quantity": quantity,
+    "group": group,
 }
 
 

@@ -1,0 +1,164 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) as published: the python archives and the binary ones.
+
+The python archives are pickles, and a pickle may name any function for its reader to call. This reader calls none: what
+a batch may contain is numbers, text, lists, dicts and arrays of bytes or integers, and where a pickle asks numpy for an
+array it gets a stand-in that only keeps shape, type and bytes until they have been checked.
+"""
+
+import math
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedgist.core.errors import FedgistError
+from fedgist.data.files import Images, Reader, blamed, checked
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+PYTHON = {  # files of the train set, file of the test set, name of the labels
+    "cifar-10-batches-py": (TRAIN_BATCHES, "test_batch", "labels"),
+    "cifar-100-python": (("train",), "test", "fine_labels"),
+}
+BINARY = {  # files of the train set, file of the test set, bytes before the pixels, of which the last is the label
+    "cifar-10-batches-bin": (tuple(f"{name}.bin" for name in TRAIN_BATCHES), "test_batch.bin", 1),
+    "cifar-100-binary": (("train.bin",), "test.bin", 2),
+}
+
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+def find_python(folder: Path) -> Reader | None:
+    """Reads a python archive, if its files lie here or in the folder that it unpacks to."""
+    for name, (train, test, labels) in PYTHON.items():
+        if (place := _place(folder, name, (*train, test))) is not None:
+            return partial(_read, place, train, test, partial(_python_batch, labels))
+    return None
+
+
+def find_binary(folder: Path) -> Reader | None:
+    """The same for a binary archive."""
+    for name, (train, test, before) in BINARY.items():
+        if (place := _place(folder, name, (*train, test))) is not None:
+            return partial(_read, place, train, test, partial(_binary_batch, before))
+    return None
+
+
+def _place(folder: Path, archive: str, files: tuple[str, ...]) -> Path | None:
+    places = (folder / archive, folder)
+    return next((place for place in places if all((place / file).is_file() for file in files)), None)
+
+
+def _read(place: Path, train: tuple[str, ...], test: str, read_batch: Callable[[Path], Batch]) -> tuple[Images, Images]:
+    splits = []
+    for names in (train, (test,)):
+        batches = [read_batch(place / name) for name in names]
+        pixels = np.concatenate([batch for batch, _ in batches]).reshape(-1, 3, SIDE, SIDE)
+        labels = np.concatenate([labels for _, labels in batches])
+        splits.append(checked(str(place / names[0]), np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels))
+    return splits[0], splits[1]
+
+
+def _binary_batch(before: int, path: Path) -> Batch:
+    """Records of label bytes and 3 × 32 × 32 pixels, and nothing else."""
+    with blamed(path):
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+    if len(data) == 0 or len(data) % (before + PIXELS):
+        raise FedgistError(
+            f"{path}: {len(data):,} bytes are no multiple of a record's {before + PIXELS:,}; fetch it again"
+        )
+    records = data.reshape(-1, before + PIXELS)
+    return records[:, before:], records[:, before - 1].astype(np.int64)
+
+
+def _python_batch(labels_name: str, path: Path) -> Batch:
+    with blamed(path), path.open("rb") as file:
+        batch = load_batch(file, str(path))
+    if "data" not in batch or labels_name not in batch:
+        raise FedgistError(f"{path} must hold 'data' and {labels_name!r}; it holds {sorted(map(str, batch))}")
+    pixels, labels = batch["data"], batch[labels_name]
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
+        raise FedgistError(f"{path}: 'data' must be uint8 of shape (N, {PIXELS})")
+    if not isinstance(labels, np.ndarray):
+        if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
+            raise FedgistError(f"{path}: {labels_name!r} must be a list of whole numbers")
+        labels = np.array(labels, np.int64)
+    if labels.shape != (len(pixels),):
+        raise FedgistError(f"{path}: {len(pixels)} images but {labels.size} labels")
+    return pixels, labels
+
+
+def load_batch(file: BinaryIO, where: str) -> dict[str, Any]:
+    """The dict in a pickled batch, its arrays made; whatever else the pickle asks for is refused."""
+    content = _Reader(file, where).load()
+    if not isinstance(content, dict):
+        raise FedgistError(f"{where}: a batch is a dict, not {type(content).__name__}")
+    named = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+    return {key: value.array(where) if isinstance(value, _Array) else value for key, value in named.items()}
+
+
+class _Reader(pickle.Unpickler):
+    """Knows three names; what it gives for them is made anew each time, so that a pickle changes nothing that lasts."""
+
+    def __init__(self, file: BinaryIO, where: str):
+        super().__init__(file, encoding="bytes")  # Python 2 wrote them
+        self.where = where
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return lambda *arguments: _Array()
+        if (module, name) == ("numpy", "dtype"):
+            return lambda code, *rest: _Type(code)
+        if (module, name) == ("numpy", "ndarray"):
+            return None  # the first argument of _reconstruct, which the stand-in does not look at
+        raise FedgistError(
+            f"{self.where} asks for {module}.{name}, which no CIFAR batch contains; it may be malicious: do not use it"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise FedgistError(f"{self.where} asks for an outside object, which no CIFAR batch does: do not use it")
+
+
+class _Type:
+    """Stands for numpy.dtype: bytes or 64-bit integers, in the order of this machine's kind."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: Any):
+        text = code.decode("latin1") if isinstance(code, bytes) else code
+        if text not in ("u1", "i8"):
+            raise FedgistError(f"a pickled batch holds arrays of bytes or 64-bit integers, not of {text!r}")
+        self.code = text
+
+    def __setstate__(self, state: Any) -> None:
+        if not (isinstance(state, tuple) and len(state) > 1 and state[1] in (b"|", "|", b"<", "<")):
+            raise FedgistError("a pickled batch holds little-endian arrays only")
+
+
+class _Array:
+    """Stands for numpy.ndarray until its bytes have been counted."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def array(self, where: str) -> np.ndarray:
+        """The array, if shape, type and bytes fit each other."""
+        if not (isinstance(self.state, tuple) and len(self.state) == 5):
+            raise FedgistError(f"{where}: malformed array")
+        _, shape, kind, by_columns, raw = self.state
+        good = isinstance(shape, tuple) and all(type(side) is int and side >= 0 for side in shape)
+        if not (good and isinstance(kind, _Type) and isinstance(raw, bytes) and by_columns is False):
+            raise FedgistError(f"{where}: malformed array")
+        if len(raw) != math.prod(shape) * int(kind.code[1]):
+            raise FedgistError(f"{where}: {len(raw):,} bytes for an array of shape {shape}")
+        return np.frombuffer(raw, f"<{kind.code}").reshape(shape)
