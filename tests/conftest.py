@@ -3,20 +3,25 @@
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sklearn.datasets  # noqa: F401 (its first import draws from Python's global generator, which tests watch)
 import torch
-from hypothesis import settings
 
 # The nets in the tests are so small that a second intra-op thread only costs time.
 torch.set_num_threads(1)
 
-# The same examples on every machine; no deadline, because the first call of a torch operator is slow.
-settings.register_profile("fedgist", derandomize=True, deadline=None, max_examples=50, database=None)
-settings.load_profile("fedgist")
+with suppress(
+    ImportError
+):  # a machine with a GPU may lack the development tools; the other tests run there all the same
+    from hypothesis import settings
+
+    # The same examples on every machine; no deadline, because the first call of a torch operator is slow.
+    settings.register_profile("fedgist", derandomize=True, deadline=None, max_examples=50, database=None)
+    settings.load_profile("fedgist")
 
 
 def _global_rng_states() -> dict[str, object]:

@@ -4,6 +4,7 @@ A new method joins by being in the registry; its `toy` profile is what is run, o
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,7 @@ from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
 
 EPS = torch.finfo(torch.float32).eps
+DEVICE = os.environ.get("FEDGIST_TEST_DEVICE", "cpu")  # `cuda` runs the suite on a GPU
 FAST = [name for name in EXECUTORS if name != "sequential"]
 
 
@@ -83,7 +85,7 @@ def federation(tmp_path: Path) -> Iterator[Build]:
         )
         ledgers.append(ledger)
         built = methods.find(method)(config.options, inputs.task)
-        runner = executor(engine, dtype=dtype)
+        runner = executor(engine, DEVICE, dtype)
         return LocalEngine(built, inputs.sites, seed=seed, executor=runner, ledger=ledger, info=inputs.info, **settings)
 
     yield build
@@ -100,7 +102,7 @@ def play(engine: LocalEngine, rounds: int = 2) -> LocalEngine:
 def floats(state: Any) -> Tensor:
     """All floating numbers of a state, as one float64 vector."""
     found = [leaf for leaf in tree.leaves(state) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return torch.cat([torch.zeros(0, dtype=torch.float64)] + [leaf.double().flatten() for leaf in found])
+    return torch.cat([torch.zeros(0, dtype=torch.float64)] + [leaf.cpu().double().flatten() for leaf in found])
 
 
 def others(state: Any) -> list[Any]:

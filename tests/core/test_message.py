@@ -29,6 +29,7 @@ from fedgist.core.message import (
     wire,
 )
 from fedgist.core.rng import Rng
+from fedgist.core.work import Place
 
 
 @message
@@ -100,7 +101,7 @@ def test_a_message_shares_nothing_with_its_sender() -> None:
 
 
 def test_a_receiver_computes_in_its_own_dtype() -> None:
-    received = Codec(BOUNDS, torch.float64).decode(Everything, CODEC.encode(everything()))
+    received = Codec(BOUNDS, Place(dtype=torch.float64)).decode(Everything, CODEC.encode(everything()))
     assert received.images.dtype == received.w["bias"].dtype == torch.float64
     assert received.labels.dtype == int64
 

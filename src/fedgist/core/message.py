@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from fedgist.core.work import Place
+
 Params = dict[str, Tensor]
 """Named tensors; which names and shapes is agreed beforehand by a template (see `Bounds`)."""
 
@@ -139,11 +141,11 @@ def size(cls: type, leaves: Leaves) -> Size:
 
 
 class Codec:
-    """Packs and unpacks messages under the bounds that both ends agreed on."""
+    """Packs and unpacks messages under the bounds that both ends agreed on; what is received lies in `place`."""
 
-    def __init__(self, bounds: Bounds, dtype: torch.dtype = float32):
+    def __init__(self, bounds: Bounds, place: Place = Place()):
         self.bounds = bounds
-        self.dtype = dtype
+        self.place = place
         self._layouts: dict[type, dict[str, tuple[Wire, tuple[int | str, ...]]]] = {}
 
     def layout(self, cls: type) -> dict[str, tuple[Wire, tuple[int | str, ...]]]:
@@ -199,7 +201,7 @@ class Codec:
         return {name: leaves[name] for name in self.layout(cls)}
 
     def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
-        """Field values as a receiver sees them: tensors in the dtype it computes in, scalars as Python numbers.
+        """Field values as a receiver sees them: tensors where and as it computes, scalars as Python numbers.
 
         With `additive` given, only the fields of that kind.
         """
@@ -210,17 +212,14 @@ class Codec:
             if kind == Params:
                 prefix = name + "/"
                 found = {key: leaf for key, leaf in leaves.items() if key.startswith(prefix)}
-                seen[name] = {key.removeprefix(prefix): self._receive(leaf) for key, leaf in found.items()}
+                seen[name] = {key.removeprefix(prefix): self.place.put(leaf) for key, leaf in found.items()}
             else:
-                seen[name] = kind(leaves[name].item()) if kind in SCALARS else self._receive(leaves[name])
+                seen[name] = kind(leaves[name].item()) if kind in SCALARS else self.place.put(leaves[name])
         return seen
 
     def unpack(self, cls: type[T], leaves: Leaves) -> T:
         """The message that a receiver sees."""
         return cls(**self.values(cls, leaves))
-
-    def _receive(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self.dtype) if leaf.is_floating_point() else leaf
 
     def encode(self, msg: Any) -> bytes:
         leaves = self.pack(msg)

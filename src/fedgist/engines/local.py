@@ -79,7 +79,7 @@ class LocalEngine:
         self.outage = offline if callable(offline) else self._random_outage(offline)
         self.delay = delay if callable(delay) else self._random_delay(delay)
         self.codecs = {
-            model: Codec(method.bounds(model), executor.place.dtype)
+            model: Codec(method.bounds(model), executor.place)
             for model in {method.task.model, *(about["model"] for about in self.info.values())}
         }
         self.rounds_done = 0
