@@ -14,7 +14,7 @@ from fedgist.cli import app
 from fedgist.core.rng import Rng
 from fedgist.experiments.folder import RunFolder
 
-ROUNDS = 25
+ROUNDS = 100  # so many that none of the runs ends before it is stopped
 RUN = ["run", "fedavg", "--rounds", str(ROUNDS), "--clients", "4", "--set", "offline=0.1", "--device", "cpu", "--quiet"]
 
 

@@ -1,18 +1,36 @@
 """Engines: who runs the coroutines of a method, and how its work is done."""
 
+from collections.abc import Mapping
+
 import torch
 
 from fedgist.core.errors import unknown
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import Executor
 from fedgist.engines.sequential import Sequential
+from fedgist.engines.stacked import Stacked
 from fedgist.engines.threaded import Threaded
 
-EXECUTORS = {"sequential": Sequential, "threaded": Threaded}
+EXECUTORS = {"sequential": Sequential, "threaded": Threaded, "stacked": Stacked}
+NAMES = ("auto", *EXECUTORS, "compiled")
 
 
-def executor(name: str = "auto", device: str = "cpu", dtype: torch.dtype = torch.float32) -> Executor:
-    """The executor of that name; `auto` is threaded on a CPU."""
-    if name not in ("auto", *EXECUTORS):
-        raise unknown("engine", name, ("auto", *EXECUTORS))
-    return EXECUTORS["threaded" if name == "auto" else name](Place(torch.device(device), dtype))
+def executor(
+    name: str = "auto",
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    picked: Mapping[str, str] | None = None,
+) -> Executor:
+    """The executor of that name; `compiled` is `stacked` with compiled steps.
+
+    `auto` stacks on a GPU; on a CPU it measures for each computation whether stacks or single clients are faster, or
+    follows what an earlier run `picked`.
+    """
+    if name not in NAMES:
+        raise unknown("engine", name, NAMES)
+    place = Place(torch.device(device), dtype)
+    if name == "auto":
+        return Stacked(place, measure=True, picked=picked)
+    if name == "compiled":
+        return Stacked(place, compile=True)
+    return EXECUTORS[name](place)

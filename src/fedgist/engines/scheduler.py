@@ -1,9 +1,12 @@
 """The scheduler: drives the coroutines of methods, and the interface of the executors that do their work."""
 
 import types
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 from fedgist.core.federation import Ask
 from fedgist.core.work import Place, execute
@@ -31,6 +34,29 @@ def drive_one(role: Role, place: Place) -> Any:
         return stop.value
     finally:
         role.close()
+
+
+@contextmanager
+def float32_arithmetic(place: Place, tf32: bool = False) -> Iterator[None]:
+    """On a GPU: products in float32, where torch's default takes TF32 for convolutions; or all of them in TF32."""
+    if place.device.type != "cuda":
+        yield
+        return
+    modules: list[Any] = [torch.backends.cuda.matmul]
+    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and later
+        modules += [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+        name, value = "fp32_precision", "tf32" if tf32 else "ieee"
+    else:
+        modules += [torch.backends.cudnn]
+        name, value = "allow_tf32", tf32  # type: ignore[assignment]
+    before = [getattr(module, name) for module in modules]
+    try:
+        for module in modules:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, old in zip(modules, before, strict=True):
+            setattr(module, name, old)
 
 
 @dataclass(frozen=True)

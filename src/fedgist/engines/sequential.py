@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgist.core.work import Place
-from fedgist.engines.scheduler import Role, drive_one
+from fedgist.engines.scheduler import Role, drive_one, float32_arithmetic
 
 
 class Sequential:
@@ -16,8 +16,9 @@ class Sequential:
     def drive(self, roles: Sequence[Role]) -> list[Any]:
         results = []
         try:
-            for role in roles:
-                results.append(drive_one(role, self.place))
+            with float32_arithmetic(self.place):
+                for role in roles:
+                    results.append(drive_one(role, self.place))
         finally:
             for role in roles:
                 role.close()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedgist.core.work import Place
-from fedgist.engines.scheduler import Role, drive_one
+from fedgist.engines.scheduler import Role, drive_one, float32_arithmetic
 
 
 def cores() -> int:
@@ -30,11 +30,12 @@ class Threaded:
         self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        futures = [self._pool.submit(drive_one, role, self.place) for role in roles]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for role, future in zip(roles, futures, strict=True):
-                if future.cancel():
-                    role.close()
-            wait(futures)  # after an error too: nobody works on a client's behalf once this returns
+        with float32_arithmetic(self.place):
+            futures = [self._pool.submit(drive_one, role, self.place) for role in roles]
+            try:
+                return [future.result() for future in futures]
+            finally:
+                for role, future in zip(roles, futures, strict=True):
+                    if future.cancel():
+                        role.close()
+                wait(futures)  # after an error too: nobody works on a client's behalf once this returns

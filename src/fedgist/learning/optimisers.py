@@ -26,7 +26,9 @@ class Optimiser(Protocol):
 def _axpy(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
     """a + scale · b, in one call for all tensors where that is possible: the Python cost counts for small nets."""
     if stacked():
-        return {name: a[name] + scale * b[name] for name in a}
+        if isinstance(scale, Tensor):
+            return {name: torch.addcmul(a[name], b[name], scale) for name in a}
+        return {name: torch.add(a[name], b[name], alpha=scale) for name in a}
     addends = [b[name] for name in a]
     if isinstance(scale, Tensor) and scale.is_cpu:
         scale = scale.item()  # nothing to wait for on a CPU, and one pass over memory instead of two

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.models.stacking import average, convolve
+
 Weights = dict[str, Tensor]
 
 MOMENTUM = 0.1  # BatchNorm: the share of the new batch in the running statistics
@@ -88,8 +90,8 @@ class Conv(Layer):
         weight, bias = f"{name}.weight", f"{name}.bias"
         stride, padding = (self.stride, self.stride), (self.padding, self.padding)
         if self.bias:
-            return lambda w, x, buffers, tap: torch.conv2d(x, w[weight], w[bias], stride, padding)
-        return lambda w, x, buffers, tap: torch.conv2d(x, w[weight], None, stride, padding)
+            return lambda w, x, buffers, tap: convolve(x, w[weight], w[bias], stride, padding)
+        return lambda w, x, buffers, tap: convolve(x, w[weight], None, stride, padding)
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,7 @@ class AvgPool(Layer):
     size: int = 2
 
     def bind(self, name: str) -> Step:
-        size = (self.size, self.size)
-        return lambda w, x, buffers, tap: F.avg_pool2d(x, size)
+        return lambda w, x, buffers, tap: average(x, self.size)
 
 
 @dataclass(frozen=True)

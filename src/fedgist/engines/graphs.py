@@ -1,0 +1,146 @@
+"""CUDA graphs: the device's work of a stacked step, recorded once and replayed without the host.
+
+A replay starts no kernel from Python, which is most of the time of a small net's step, and computes bit for bit what
+the step computes when it is run operation by operation.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core.work import CHUNK, Place
+from fedgist.engines.grouping import Column, Group
+from fedgist.engines.programs import Call, keep_ended
+
+
+class NotCapturable(Exception):
+    """A step that cannot be recorded."""
+
+
+class Captured(Protocol):
+    """A group's work, recorded for stacks of one size."""
+
+    def fits(self, group: Group) -> bool:
+        """Whether the group's pools are no longer than the recorded ones."""
+
+    def run(self, group: Group) -> Sequence[Tensor]:
+        """The stacked results, good until the next run."""
+
+
+class Buffer:
+    """A tensor at a fixed address, which remembers what lies in it."""
+
+    def __init__(self, column: Column, place: Place):
+        self.place, self.pooled = place, column.pooled
+        self.tensor = place.put(column.tensors[0].new_empty(0)).new_zeros(column.shape)
+        self._holds: list[tuple[weakref.ref[Tensor], int]] = []
+
+    def fits(self, column: Column) -> bool:
+        return not self.pooled or column.rows <= self.tensor.shape[0 if column.shared else 1]
+
+    def load(self, column: Column) -> None:
+        """Fill the buffer, unless the same tensors fill it already: data sets stay from round to round."""
+        held = len(self._holds) == len(column.tensors) and all(
+            known() is tensor and version == tensor._version
+            for (known, version), tensor in zip(self._holds, column.tensors, strict=True)
+        )
+        if not held:
+            column.write(self.tensor, self.place)
+            self._holds = [(weakref.ref(tensor), tensor._version) for tensor in column.tensors]
+
+
+def record(body: Callable[[], Any], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Run `body` twice, as libraries choose their kernels at first use, then record it."""
+    current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(current)
+    with torch.cuda.stream(aside):
+        body()
+        body()
+    current.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=memory):
+        result = body()
+    return graph, result
+
+
+class CapturedScan:
+    """A scan of a fixed number of clients: one graph a step; the number of the step lives on the device."""
+
+    def __init__(self, call: Call, group: Group, place: Place, memory: Any):
+        self._call, self._place, self._ragged = call, place, group.ragged
+        self._carry = [torch.empty_like(column.spread(group.size, place)) for column in group.carry]
+        self._consts = [Buffer(column, place) for column in group.consts]
+        self._xs = []
+        for x, dim in zip(place.put(group.requests[0].xs), group.step_dims, strict=True):
+            clients = () if dim is None else (group.size,)
+            self._xs.append(x.new_zeros(CHUNK, *clients, *x.shape[1:]))
+        self._lengths = torch.zeros(group.size, dtype=torch.int64, device=place.device)
+        self._step = torch.zeros((), dtype=torch.int64, device=place.device)
+        self._row = torch.zeros(1, dtype=torch.int64, device=place.device)
+        self._load(group)
+        self._graph, _ = record(self._one_step, memory)
+
+    def fits(self, group: Group) -> bool:
+        return all(buffer.fits(column) for buffer, column in zip(self._consts, group.consts, strict=True))
+
+    def run(self, group: Group) -> Sequence[Tensor]:
+        self._load(group)
+        for segment in group.segments(self._place):
+            for buffer, x in zip(self._xs, segment.tensors, strict=True):
+                buffer[: segment.count].copy_(x)
+            self._row.zero_()
+            for _ in range(segment.count):
+                self._graph.replay()
+        return self._carry
+
+    def _load(self, group: Group) -> None:
+        for tensor, column in zip(self._carry, group.carry, strict=True):
+            tensor.copy_(column.stacked(self._place))
+        for buffer, column in zip(self._consts, group.consts, strict=True):
+            buffer.load(column)
+        self._lengths.copy_(torch.tensor(group.lengths))
+        self._step.zero_()
+        self._row.zero_()
+
+    def _one_step(self) -> None:
+        xs = [x.index_select(0, self._row).squeeze(0) for x in self._xs]
+        new: Sequence[Tensor] = self._call(*self._carry, *xs, *[buffer.tensor for buffer in self._consts])
+        for old, made in zip(self._carry, new, strict=True):
+            if (old.shape, old.dtype) != (made.shape, made.dtype):
+                raise NotCapturable("the step changes the shape or the dtype of its carry")
+        if self._ragged:
+            new = keep_ended(self._lengths > self._step, new, self._carry)
+        own = {tensor.data_ptr() for tensor in self._carry}
+        new = [made.clone() if made.data_ptr() in own else made for made in new]  # a step may swap what it carries
+        for old, made in zip(self._carry, new, strict=True):
+            old.copy_(made)
+        self._step.add_(1)
+        self._row.add_(1)
+
+
+class CapturedCompute:
+    """A call that is repeated over many exchanges."""
+
+    def __init__(self, call: Call, group: Group, place: Place, memory: Any):
+        self._inputs = [Buffer(column, place) for column in group.consts]
+        self._load(group)
+        self._graph, self._outputs = record(lambda: call(*[buffer.tensor for buffer in self._inputs]), memory)
+
+    def fits(self, group: Group) -> bool:
+        return all(buffer.fits(column) for buffer, column in zip(self._inputs, group.consts, strict=True))
+
+    def run(self, group: Group) -> Sequence[Tensor]:
+        self._load(group)
+        self._graph.replay()
+        return self._outputs
+
+    def _load(self, group: Group) -> None:
+        for buffer, column in zip(self._inputs, group.consts, strict=True):
+            buffer.load(column)
+
+
+def capture(call: Call, group: Group, place: Place, memory: Any) -> Captured:
+    return (CapturedScan if group.is_scan else CapturedCompute)(call, group, place, memory)

@@ -1,0 +1,120 @@
+"""How a group of equal requests is run as one: under vmap, traced and compiled, step after step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.core.tree import Tree
+from fedgist.core.work import Place, Scan, stacking
+from fedgist.engines.grouping import Frame, Group, Resident, tensors_of
+
+Call = Callable[..., Sequence[Tensor]]
+"""A function of the stacked tensors of all clients."""
+
+
+class NotStackable(Exception):
+    """Work that has to be done for one client at a time."""
+
+
+class NotTraceable(Exception):
+    """Work whose plain operations depend on more than the shapes that it is grouped by."""
+
+
+class Vectorised:
+    """A function of one client's trees as a function of the stacked tensors of many."""
+
+    def __init__(self, group: Group):
+        self.fn, self.dims = group.fn, group.dims
+        self.takes = group.frame()
+        self.keeps = Frame(group.first.carry) if isinstance(group.first, Scan) else None
+        self.gives: Frame | None = None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad(), stacking():
+            return torch.func.vmap(self._one, in_dims=self.dims)(*tensors)
+
+    def _one(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        result = self.fn(*self.takes.fill(tensors))
+        self.gives = Frame(result)
+        if self.keeps is not None and not self.keeps.like(self.gives):
+            raise NotStackable("the step changes the form of its carry, or a number in it that is not a tensor")
+        return tuple(tensors_of(result))
+
+    def apart(self, stacked: Sequence[Tensor], count: int) -> list[Tree]:
+        """The results of each client: copies, because a view that one client keeps would keep the whole stack."""
+        assert self.gives is not None
+        rows: list[Any] = [torch.unbind_copy(tensor) for tensor in stacked]  # type: ignore[func-returns-value]
+        return [self.gives.fill([row[i] for row in rows]) for i in range(count)]
+
+
+def traced(call: Vectorised, group: Group, place: Place, resident: Resident, compile: bool = False) -> Call:
+    """The same function as the plain operations it consists of: the same numbers without vmap's cost for each of them.
+
+    With `compile`, these are compiled; a trace has code of its own, and dynamo counts recompilations for each piece of
+    code. Not to be called while other threads compute, because tracing touches `nn.Module` as a whole.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx  # seconds of imports in some versions of torch
+
+    tensors = first_arguments(group, place, resident)
+    pools = [i for i, pooled in enumerate(group.pooled) if pooled]
+    graph = make_fx(call)(*tensors)
+    if pools:
+        longer = [torch.cat([x, x[:, :1]], 1) if i in pools else x for i, x in enumerate(tensors)]
+        if make_fx(call)(*longer).code != graph.code:
+            raise NotTraceable("it does more with a pool than index it")
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    if not compile:
+        return _without_gradients(graph.forward)
+    for i in pools:  # those of the next clients may be longer
+        torch._dynamo.maybe_mark_dynamic(tensors[i], 1)
+    run = _without_gradients(torch.compile(graph, dynamic=False))
+    run(*tensors)
+    return run
+
+
+def _without_gradients(call: Call) -> Call:
+    def run(*tensors: Tensor) -> Sequence[Tensor]:
+        with torch.no_grad():
+            return call(*tensors)
+
+    return run
+
+
+def brief(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def keep_ended(alive: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    """The carry after a step: the old one of the clients that have no more steps."""
+    return [torch.where(alive.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(new, old, strict=True)]
+
+
+def first_arguments(group: Group, place: Place, resident: Resident) -> list[Tensor]:
+    """What the first call for all clients takes."""
+    consts = [resident.get(column, place) for column in group.consts]
+    if not group.is_scan:
+        return consts
+    first = next(group.segments(place))
+    return [column.spread(group.size, place) for column in group.carry] + [x[0] for x in first.tensors] + consts
+
+
+def run_compute(call: Call, group: Group, place: Place, resident: Resident) -> Sequence[Tensor]:
+    """One call for all clients."""
+    return call(*first_arguments(group, place, resident))
+
+
+def run_scan(call: Call, group: Group, place: Place, resident: Resident) -> Sequence[Tensor]:
+    """The scans of all clients, step by step; those that are shorter wait for the others with what they have."""
+    carry: Sequence[Tensor] = [column.spread(group.size, place) for column in group.carry]
+    consts = [resident.get(column, place) for column in group.consts]
+    lengths, shortest = torch.tensor(group.lengths, device=place.device), min(group.lengths)
+    for segment in group.segments(place):
+        for i in range(segment.count):
+            new = call(*carry, *[x[i] for x in segment.tensors], *consts)
+            t = segment.first + i
+            carry = new if t < shortest else keep_ended(lengths > t, new, carry)
+    return carry

@@ -1,0 +1,312 @@
+"""Equal work of many clients as one call: the default on a GPU, and often the best for small nets on a CPU.
+
+All coroutines are driven to their next request; requests that are the same computation are stacked, run once under
+`torch.func.vmap`, and taken apart again. On a GPU the step of a scan, and a call that comes again and again, is
+recorded as a CUDA graph. On a CPU a group is cut into chunks for the worker threads, small enough for the caches.
+"""
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+
+from fedgist.core import tree
+from fedgist.core.work import Chunks, Compute, Place, Scan, execute, length
+from fedgist.engines.graphs import Captured, NotCapturable, capture
+from fedgist.engines.grouping import Group, Request, Resident, Work, request
+from fedgist.engines.programs import Call, Vectorised, brief, run_compute, run_scan, traced
+from fedgist.engines.scheduler import Role, float32_arithmetic
+from fedgist.engines.threaded import cores
+
+log = logging.getLogger("fedgist")
+
+T = TypeVar("T")
+
+LARGEST_STACK = 16
+"""Clients in a stack on a CPU: with more, each is no faster and they fall out of the caches."""
+WORTH_MEASURING = 100
+"""Steps, over all clients, from which on it pays to time both ways first."""
+MEASURED_STEPS = 3
+HOPELESS = 1.5
+"""How many times slower stacks may be under vmap for a trace to have a chance of making them faster."""
+PROGRAMS = 64
+"""Stacked computations whose graphs are kept; the one that was used longest ago makes room."""
+SHORTEST_CAPTURE = 4
+"""Steps from which on a scan is recorded at once; other work is when it comes for the third time."""
+WORTH_TRACING = 64
+"""Steps after which a stacked computation is traced: about what that costs."""
+
+
+@dataclass
+class Program:
+    """A computation stacked for a number of clients, and how it is run."""
+
+    vectorised: Vectorised
+    call: Call
+    runs: int = 0
+    steps: int = 0
+    traced: bool = False
+    """Whether tracing was tried."""
+    recordable: bool = True
+    recorded: Captured | None = None
+
+
+class Stacked:
+    """Stacks all that can be stacked or, with `measure`, what is faster so: then `picked` says what was chosen.
+
+    compile: compile each stacked step first, which takes a minute and pays in long runs.
+    tf32: let a GPU round the inputs of products to 10 bits.
+    picked: choices of an earlier run, to be followed again.
+    """
+
+    def __init__(
+        self,
+        place: Place = Place(),
+        workers: int | None = None,
+        *,
+        compile: bool = False,
+        tf32: bool = False,
+        measure: bool = False,
+        picked: Mapping[str, str] | None = None,
+    ):
+        self.name = "auto" if measure else "compiled" if compile else "stacked"
+        self.place, self.workers = place, workers or cores()
+        self._compile, self._tf32, self._measure = compile, tf32, measure
+        self._cuda = place.device.type == "cuda"
+        # A GPU that works for one client at a time mostly waits, so there is nothing to measure.
+        self.picked: dict[str, str] = {"all work": "stacked"} if self._cuda and measure else dict(picked or {})
+        self._memory = torch.cuda.graph_pool_handle() if self._cuda else None
+        self._threads = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
+        self._resident = Resident()
+        self._lock = threading.Lock()
+        self._names: dict[Hashable, str] = {}
+        self._alone: set[Hashable] = set()
+        self._largest: dict[Hashable, int] = {}
+        self._programs: dict[Hashable, Program] = {}
+
+    def drive(self, roles: Sequence[Role]) -> list[Any]:
+        results: list[Any] = [None] * len(roles)
+        outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
+        try:
+            with float32_arithmetic(self.place, self._tf32):
+                while outcomes:
+                    works: dict[int, Work] = {}
+                    for i in list(outcomes):
+                        try:
+                            works[i] = roles[i].send(outcomes.pop(i))
+                        except StopIteration as stop:
+                            results[i] = stop.value
+                    outcomes = self._do(works)
+        finally:
+            for role in roles:
+                role.close()
+        return results
+
+    # Who works together
+
+    def _do(self, works: Mapping[int, Work]) -> dict[int, Any]:
+        """The results of all requests."""
+        groups: dict[Hashable, list[tuple[int, Request]]] = {}
+        outcomes: dict[int, Any] = {}
+        for i, work in works.items():
+            if isinstance(work, Scan) and length(work.xs) == 0:
+                outcomes[i] = self.place.put(work.carry)
+            else:
+                asked = request(work, self.place)
+                groups.setdefault(asked.key, []).append((i, asked))
+        chunks: list[list[tuple[int, Request]]] = []
+        for members in groups.values():
+            members.sort(key=lambda one: (one[1].steps, one[1].rows))  # less to wait for, less to pad
+            chunks += _cut(members, self._parts([asked for _, asked in members]))
+        results = self._share([[asked for _, asked in chunk] for chunk in chunks])
+        for chunk, result in zip(chunks, results, strict=True):
+            outcomes.update(zip([i for i, _ in chunk], result, strict=True))
+        return outcomes
+
+    def _parts(self, members: list[Request]) -> int:
+        """How many stacks a group is cut into; a stack of one is a client on its own."""
+        count, same = len(members), members[0].key
+        if same in self._alone or not self._stacks(members):
+            return count
+        if self._cuda:
+            return math.ceil(count / self._largest.get(same, count))
+        return self._stack_count(count)
+
+    def _stack_count(self, clients: int) -> int:
+        """The stacks that the workers share, equally many each."""
+        return self.workers * math.ceil(clients / (self.workers * LARGEST_STACK))
+
+    def _share(self, chunks: Sequence[Sequence[Request]]) -> list[list[Any]]:
+        """The results of all chunks: by the worker threads, or one after the other on a GPU."""
+        for chunk in chunks:
+            if len(chunk) > 1 and chunk[0].key not in self._alone:
+                self._prepare(Group(chunk))
+        if self._cuda:
+            return [self._run(chunk) for chunk in chunks]
+        futures = [self._threads.submit(self._run, chunk) for chunk in chunks]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # after an error too: nobody works on a client's behalf once this returns
+
+    # How it is done
+
+    def _run(self, chunk: Sequence[Request]) -> list[Any]:
+        """The results of equal requests; what cannot be stacked is done for one client after the other."""
+        group = Group(chunk)
+        same = group.key
+        if len(chunk) == 1 or same in self._alone:
+            return [execute(one.work, self.place) for one in chunk]
+        if group.identical:
+            once = execute(group.first, self.place)
+            return [once, *(tree.map(_own, once) for _ in chunk[1:])]
+        try:
+            return self._stack(group)
+        except torch.cuda.OutOfMemoryError:
+            half = math.ceil(len(chunk) / 2)
+            log.info("%s: %d clients do not fit on the GPU together, going on with %d", group.name, len(chunk), half)
+        except Exception as error:
+            results = [execute(one.work, self.place) for one in chunk]  # an error of the work itself is raised here
+            with self._lock:
+                if same not in self._alone:
+                    log.warning("%s cannot be stacked and runs client by client: %s", group.name, brief(error))
+                self._alone.add(same)
+            return results
+        # Outside of the handler: its traceback would keep the memory.
+        for program in self._programs.values():
+            program.recorded = None
+        torch.cuda.empty_cache()
+        self._largest[same] = half
+        return self._run(chunk[:half]) + self._run(chunk[half:])
+
+    def _stack(self, group: Group) -> list[Any]:
+        program = self._program(group)
+        recorded = self._record(program, group) if self._cuda else None
+        if recorded is not None:
+            return program.vectorised.apart(recorded.run(group), group.size)
+        run = run_scan if group.is_scan else run_compute
+        return program.vectorised.apart(run(program.call, group, self.place, self._resident), group.size)
+
+    def _program(self, group: Group) -> Program:
+        form = group.key, group.size, group.dims, group.ragged
+        with self._lock:
+            program = self._programs.pop(form, None)
+            if program is None:
+                vectorised = Vectorised(group)
+                program = Program(vectorised, vectorised)
+                if len(self._programs) == PROGRAMS:
+                    self._programs.pop(next(iter(self._programs)))
+            self._programs[form] = program  # at the end, so that the first is the one used longest ago
+        return program
+
+    def _prepare(self, group: Group, trace: bool = False) -> None:
+        """Replace vmap by the operations it comes to, once that pays; on a GPU, which replays them, only to compile."""
+        program = self._program(group)
+        program.runs, program.steps = program.runs + 1, program.steps + max(group.lengths)
+        worth = trace or self._compile or (not self._cuda and program.steps >= WORTH_TRACING)
+        if program.traced or not worth or group.identical:
+            return
+        program.traced = True
+        try:
+            program.call = traced(program.vectorised, group, self.place, self._resident, self._compile)
+        except torch.cuda.OutOfMemoryError:
+            program.traced = False  # the stack will be halved
+        except Exception as error:
+            level = logging.WARNING if self._compile else logging.DEBUG
+            log.log(level, "%s cannot be %s: %s", group.name, "compiled" if self._compile else "traced", brief(error))
+
+    def _record(self, program: Program, group: Group) -> Captured | None:
+        """The program as a CUDA graph, where that pays and is possible."""
+        if not program.recordable or not (max(group.lengths) >= SHORTEST_CAPTURE or program.runs >= 3):
+            return None
+        if program.recorded is None or not program.recorded.fits(group):
+            program.recorded = None  # its memory may be needed
+            try:
+                program.recorded = capture(program.call, group, self.place, self._memory)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotCapturable) as error:
+                program.recordable = False
+                log.warning("%s cannot be recorded as a CUDA graph: %s", group.name, brief(error))
+        return program.recorded
+
+    # What is faster
+
+    def _stacks(self, members: list[Request]) -> bool:
+        """Whether to stack this work; where that is measured, it is measured once."""
+        if len(members) == 1:
+            return False
+        if self._cuda or not self._measure:
+            return True
+        same = members[0].key
+        if same not in self._names:
+            self._names[same] = _label(members[0])
+        name = self._names[same]
+        if name not in self.picked:
+            if sum(one.steps for one in members) < WORTH_MEASURING:
+                return False
+            self.picked[name] = self._faster(members)
+        return self.picked[name] == "stacked"
+
+    def _faster(self, members: list[Request]) -> str:
+        """Time some real steps both ways, all cores busy. The work is pure, so nothing but time is lost."""
+        some = [request(_shortened(one.work), self.place) for one in members]
+        stacks = _cut(some, self._stack_count(len(some)))[: self.workers]
+        single = [[one] for one in some[: self.workers]]
+        stacked, alone = self._time(stacks), self._time(single)
+        if stacked < HOPELESS * alone:
+            for stack in stacks:
+                self._prepare(Group(stack), trace=True)
+            stacked, alone = self._time(stacks), self._time(single)
+        picked = "stacked" if stacked < alone and some[0].key not in self._alone else "threaded"
+        log.info(
+            "%s of %d clients: %s (a step of a client takes %.3f ms stacked, %.3f ms alone)",
+            Group(some).name, len(members), picked, 1e3 * stacked, 1e3 * alone,
+        )  # fmt: skip
+        return picked
+
+    def _time(self, chunks: list[list[Request]]) -> float:
+        """Seconds for each step of each client; the first time is not counted, because it is slower than all others."""
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            self._share(chunks)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds[1:]) / sum(one.steps for chunk in chunks for one in chunk)
+
+
+def _cut(members: list[T], parts: int) -> list[list[T]]:
+    """At most `parts` runs of almost equal length."""
+    size, more = divmod(len(members), parts)
+    ends = [size * i + min(i, more) for i in range(parts + 1)]
+    return [members[a:b] for a, b in pairwise(ends) if b > a]
+
+
+def _shortened(work: Work) -> Work:
+    """The first steps of a scan."""
+    if isinstance(work, Compute):
+        return work
+    if isinstance(work.xs, Chunks):
+        return replace(work, xs=replace(work.xs, length=min(MEASURED_STEPS, work.xs.length)))
+    return replace(work, xs=tree.map(lambda x: x[:MEASURED_STEPS], work.xs))
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _label(one: Request) -> str:
+    """A name for this computation that another process would give it too."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(one.key))
+    return f"{Group([one]).name} {blake2b(text.encode(), digest_size=4).hexdigest()}"

@@ -1,0 +1,382 @@
+"""The stacked engine equals the sequential one, stacks what is equal, and copies nothing that is shared."""
+
+import gc
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgist import methods, models
+from fedgist.core import tree
+from fedgist.core.config import build
+from fedgist.core.method import Task
+from fedgist.core.rng import Rng
+from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, compute, execute, gradient, scan, stacked
+from fedgist.data.client_data import ClientData
+from fedgist.engines import executor, programs
+from fedgist.engines.grouping import Column, Group, Resident, columns, request
+from fedgist.engines.local import LocalEngine, run_rounds
+from fedgist.engines.sequential import Sequential
+from fedgist.engines.stacked import Stacked, _cut
+
+SHAPE, CLASSES = (1, 8, 8), 4
+EPS = torch.finfo(torch.float32).eps
+HERE = Place()
+
+
+def clients(*sizes: int) -> dict[str, ClientData]:
+    rng = Rng(3)
+    return {
+        f"{i:02d}": ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
+        for i, n in enumerate(sizes)
+    }
+
+
+def federation(
+    runner: Any, sites: dict[str, ClientData], model: str = "mlp", method: str = "fedavg", seed: int = 0, **options: Any
+) -> LocalEngine:
+    found = methods.find(method)
+    settings = {"batch": 8, "lr": 0.1, **options}
+    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {model: models.build(model, SHAPE, CLASSES)}, model)
+    return LocalEngine(found(build(found.Config, settings), task), sites, seed=seed, executor=runner)
+
+
+def floats(what: Any) -> Tensor:
+    found = [leaf for leaf in tree.leaves(what) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(leaf.double().flatten() for leaf in found)])
+
+
+def as_near_to_the_truth(exact: Any, plain: Any, quick: Any) -> bool:
+    """Whether `quick` errs about as much as `plain`, both being float32 versions of the float64 `exact`.
+
+    Both compute the same sums in different orders, so the error of each against float64 is of the size of float32
+    rounding; where the plain one happens to have none, some units in the last place of the norm stand in for it.
+    """
+    size, usual, error = (floats(a) for a in (exact, tree.sub(plain, exact), tree.sub(quick, exact)))
+    return bool(error.norm() <= 4 * usual.norm() + 16 * EPS * size.norm())
+
+
+SEVEN = (20, 30, 17, 25, 40, 9, 24)
+CASES: dict[str, dict[str, Any]] = {
+    "steps": {"steps": 4},
+    "BatchNorm": {"steps": 4, "model": "cnn"},
+    "local BatchNorm": {"steps": 4, "model": "cnn", "batch_norm": "local"},
+    "ragged epochs": {"epochs": 2, "momentum": 0.9},
+    "kept momentum": {"steps": 3, "momentum": 0.9, "keep_momentum": True},
+    "Adam": {"steps": 3, "optimiser": "adam", "keep_momentum": True, "lr": 0.01},
+    "clipped": {"steps": 3, "clip": 0.5},
+    "proximal": {"steps": 3, "method": "fedprox", "mu": 0.5},
+    "clients' own models": {"epochs": 1, "method": "independent"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_sequential(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    sites = clients(*SEVEN)
+    runners = [Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=2)]
+    exact, plain, quick = (federation(runner, sites, **CASES[case]) for runner in runners)
+    for engine in (exact, plain, quick):
+        engine.run_round()
+        engine.run_round()
+    assert not caplog.records, "something was not stacked"
+    assert as_near_to_the_truth(exact.state, plain.state, quick.state)
+    assert plain.site_states.keys() == quick.site_states.keys()
+    for id in plain.site_states:
+        assert as_near_to_the_truth(exact.site_states[id], plain.site_states[id], quick.site_states[id]), id
+
+
+def test_clients_without_samples(caplog: pytest.LogCaptureFixture) -> None:
+    """They return what they got, bit for bit, and the others are stacked without them."""
+    sites = clients(0, 20, 0, 1, 30)
+    runners = [Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=1)]
+    exact, plain, quick = (federation(runner, sites, epochs=1, keep_momentum=True, momentum=0.9) for runner in runners)
+    for engine in (exact, plain, quick):
+        engine.run_round()
+    assert not caplog.records
+    assert as_near_to_the_truth(exact.state, plain.state, quick.state)
+    assert tree.digest(plain.site_states["00"]) == tree.digest(quick.site_states["00"])
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A step whose result is known: carry ← slope · carry + x."""
+
+    slope: float
+    note: str = ""
+
+    def step(self, carry: Tensor, x: Tensor, *consts: Any) -> Tensor:
+        return self.slope * carry + x
+
+    def gradient(self, at: Tensor) -> Tensor:
+        return gradient(lambda w: (self.slope * (w**3).sum(), ()), at)[0]
+
+
+def counting(calls: list[int]) -> Any:
+    """A step that notes how often Python ran it."""
+
+    def step(carry: Tensor, x: Tensor) -> Tensor:
+        calls.append(1)
+        return 0.5 * carry + x
+
+    return step
+
+
+def test_one_call_for_all_and_ragged_lengths() -> None:
+    """Scans of 1, 5 and 3 steps take five calls in all, and each gives what it gives alone."""
+    calls: list[int] = []
+    step = counting(calls)
+    works = [Scan(step, torch.full((2,), float(n)), torch.arange(2.0 * n).view(n, 2), ()) for n in (1, 5, 3, 0)]
+    expected = [execute(work, HERE) for work in works]
+    calls.clear()
+    found = Stacked(workers=1).drive([scan(work.step, work.carry, work.xs) for work in works])
+    assert len(calls) == 5
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_inputs_made_piece_by_piece() -> None:
+    """Scans of different lengths, longer than one piece, equal the plain loop."""
+
+    def make(seed: int, first: int, count: int) -> Tensor:
+        return torch.arange(first, first + count, dtype=torch.float32) * seed
+
+    works = [
+        Scan(Affine(0.9).step, torch.zeros(()), Chunks(make, seed, n), ()) for seed, n in ((1, 150), (2, 3), (3, 70))
+    ]
+    found = Stacked(workers=1).drive([scan(work.step, work.carry, work.xs) for work in works])
+    for work, result in zip(works, found, strict=True):
+        torch.testing.assert_close(result, execute(work, HERE))
+
+
+def test_gradients_are_stacked() -> None:
+    points = [torch.tensor([1.0, 2.0]) * n for n in range(1, 4)]
+    found = Stacked().drive([compute(Affine(2.0).gradient, at) for at in points])
+    for at, grad in zip(points, found, strict=True):
+        torch.testing.assert_close(grad, 6 * at**2)
+
+
+def grouped(*works: Any) -> int:
+    return len({request(work, HERE).key for work in works})
+
+
+def test_what_is_the_same_computation() -> None:
+    x = torch.zeros(3)
+    same = [Compute(Affine(1.0).gradient, (torch.ones(3),)), Compute(Affine(1.0).gradient, (x,))]
+    assert grouped(*same) == 1, "equal values and equal shapes"
+    assert grouped(*same, Compute(Affine(2.0).gradient, (x,))) == 2, "another value"
+    assert grouped(*same, Compute(Affine(1.0).gradient, (torch.zeros(4),))) == 2, "another shape"
+    assert grouped(*same, Compute(Affine(1.0).gradient, (torch.zeros(3, dtype=torch.int64),))) == 2, "another dtype"
+    assert grouped(*same, Compute(Affine(1.0).gradient, (x.double(),))) == 1, "computed in the place's dtype"
+    assert grouped(*same, Compute(Affine(1.0).gradient, ({"at": x},))) == 2, "another structure"
+    assert grouped(*same, Compute(Affine(1.0).step, (x, x))) == 2, "another function"
+    assert grouped(Compute(torch.add, (x, 1)), Compute(torch.add, (x, 1)), Compute(torch.add, (x, 2))) == 2, "a number"
+    assert grouped(Compute(torch.add, (x, 1)), Compute(torch.add, (x, 1.0))) == 2, "int and float"
+    adders = [partial(torch.add, alpha=n) for n in (1, 1, 2)]
+    assert grouped(*[Compute(add, (x, x)) for add in adders]) == 2, "partial functions by what they hold"
+    closures = [lambda a, n=n: a + n for n in (1, 1)]
+    assert grouped(*[Compute(add, (x,)) for add in closures]) == 2, "closures by identity"
+    unhashable = [replace(Affine(1.0), note=[]) for _ in range(2)]  # type: ignore[arg-type]
+    assert grouped(*[Compute(one.gradient, (x,)) for one in unhashable]) == 2, "values without a hash by identity"
+
+
+def test_scans_group_whatever_their_lengths() -> None:
+    step, carry = Affine(1.0).step, torch.zeros(2)
+    pools = [Pool(x=torch.zeros(n, 2)) for n in (3, 5)]
+    scans = [Scan(step, carry, torch.zeros(n, 2), (pool,)) for n, pool in zip((1, 4), pools, strict=True)]
+    assert grouped(*scans) == 1
+    assert grouped(*[replace(one, consts=(dict(one.consts[0]),)) for one in scans]) == 2, "a dict is not only indexed"
+
+
+def test_different_architectures_fall_apart() -> None:
+    """Five clients with two kinds of net: two groups, and each client's result is its own."""
+    sites = clients(20, 20, 20, 20, 20)
+    names = ["mlp:feature_size=8", "mlp:feature_size=6"]
+    nets = [models.build("mlp", SHAPE, CLASSES, feature_size=n) for n in (8, 6)]
+    found = methods.find("independent")
+    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), dict(zip(names, nets, strict=True)), names[0])
+    info = {id: {"model": names[i % 2]} for i, id in enumerate(sites)}
+    engines = [
+        LocalEngine(found(build(found.Config, {"steps": 3, "batch": 8}), task), sites, seed=0, executor=run, info=info)
+        for run in (Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=1))
+    ]
+    for engine in engines:
+        engine.run_round()
+    exact, plain, quick = (engine.site_states for engine in engines)
+    assert all(as_near_to_the_truth(exact[id], plain[id], quick[id]) for id in plain)
+    assert len(engines[2].executor._programs) == 2  # type: ignore[attr-defined]
+
+
+def test_shared_arguments_are_not_copied() -> None:
+    weights, own = torch.zeros(1000), [torch.zeros(1), torch.ones(1)]
+    shared, apart = columns([[weights, mine] for mine in own])
+    assert shared.dim is None
+    assert shared.stacked(HERE).data_ptr() == weights.data_ptr()
+    assert (apart.dim, apart.stacked(HERE).tolist()) == (0, [[0.0], [1.0]])
+
+
+def test_the_same_request_of_all_is_done_once() -> None:
+    """Nobody can change another client's result by writing into its own."""
+    calls: list[int] = []
+
+    def double(x: Tensor) -> Tensor:
+        calls.append(1)
+        return 2 * x
+
+    x = torch.ones(2)
+    first, second = Stacked(workers=1).drive([compute(double, x), compute(double, x)])
+    first.zero_()
+    assert (len(calls), second.tolist()) == (1, [2.0, 2.0])
+
+
+def test_pools_stay_while_their_clients_live() -> None:
+    resident = Resident()
+    tensors = [torch.ones(n, 2) for n in (3, 1, 2)]
+    pool = resident.get(Column(tensors, pooled=True), HERE)
+    assert pool.shape == (3, 3, 2)
+    assert pool[1].tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    assert resident.get(Column(tensors, pooled=True), HERE) is pool
+    assert resident.get(Column(tensors[:2], pooled=True), HERE) is not pool, "other clients, another stack"
+    again = resident.get(Column(tensors, pooled=True), HERE)
+    assert again is not pool, "a tensor is in one stack only"
+    assert len(resident) == 1
+    tensors[0].zero_()
+    assert resident.get(Column(tensors, pooled=True), HERE)[0].sum() == 0, "stacked anew after a change"
+    del tensors
+    gc.collect()
+    assert len(resident) == 0
+
+
+def test_data_are_stacked_once_for_all_rounds() -> None:
+    runner = Stacked(workers=1)
+    engine = federation(runner, clients(*SEVEN), steps=2)
+    engine.run_round()
+    stacks = {id(stack) for stack in runner._resident._stacks.values()}
+    engine.run_round()
+    assert {id(stack) for stack in runner._resident._stacks.values()} == stacks
+    assert len(stacks) == 2  # images and labels
+
+
+def test_several_seeds_together() -> None:
+    """Two seeds driven together give what they give apart, in half as many stacked calls."""
+    sites, runner = clients(20, 20, 20), Stacked(workers=1)
+    together = [federation(runner, sites, seed=seed, steps=2) for seed in (0, 1)]
+    run_rounds(together)
+    assert [form[1] for form in runner._programs] == [6]  # type: ignore[index]
+    for seed, engine in enumerate(together):
+        exact, alone = (
+            federation(Sequential(Place(dtype=d)), sites, seed=seed, steps=2) for d in (torch.float64, torch.float32)
+        )
+        exact.run_round(), alone.run_round()
+        assert as_near_to_the_truth(exact.state, alone.state, engine.state)
+
+
+def test_control_flow_that_depends_on_data(caplog: pytest.LogCaptureFixture) -> None:
+    """Such work runs client by client, and the log says so once."""
+
+    def absolute(x: Tensor) -> Tensor:
+        return x if x.item() > 0 else -x
+
+    runner = Stacked(workers=1)
+    for _ in range(2):
+        assert [x.item() for x in runner.drive([compute(absolute, torch.tensor(x)) for x in (-1.0, 2.0, -3.0)])] == [
+            1,
+            2,
+            3,
+        ]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "absolute cannot be stacked" in caplog.text
+
+
+def test_a_carry_with_a_python_number(caplog: pytest.LogCaptureFixture) -> None:
+    """A step that counts in Python cannot be one call for all steps; it still counts."""
+
+    def step(carry: tuple[int, Tensor], x: Tensor) -> tuple[int, Tensor]:
+        return carry[0] + 1, carry[1] + carry[0] * x
+
+    found = Stacked(workers=1).drive([scan(step, (0, torch.zeros(())), torch.ones(n)) for n in (3, 4)])
+    assert [(n, total.item()) for n, total in found] == [(3, 3.0), (4, 6.0)]
+    assert "cannot be stacked" in caplog.text
+
+
+def test_an_error_of_the_work_itself(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise ZeroDivisionError("one over nothing")
+
+    with pytest.raises(ZeroDivisionError, match="one over nothing"):
+        Stacked().drive([compute(broken, torch.ones(1) * n) for n in range(3)])
+    assert not caplog.records
+
+
+def test_the_step_knows_that_it_is_stacked() -> None:
+    def ask(x: Tensor) -> Tensor:
+        return x + stacked()
+
+    runner = Stacked(workers=1)
+    assert [x.item() for x in runner.drive([compute(ask, torch.zeros(())) for _ in range(2)])] == [1, 1]
+    assert [x.item() for x in runner.drive([compute(ask, torch.zeros(()))])] == [0]
+
+
+def test_chunks_are_even() -> None:
+    for count in range(1, 60):
+        parts = _cut(list(range(count)), 6)
+        assert [i for part in parts for i in part] == list(range(count))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten clients where four fit: stacks of five fail too, so it goes on with three and two, and remembers."""
+    sizes: list[int] = []
+    run = programs.run_scan
+
+    def small(call: Any, group: Group, *rest: Any) -> Any:
+        sizes.append(group.size)
+        if group.size > 4:
+            raise torch.cuda.OutOfMemoryError("no room")
+        return run(call, group, *rest)
+
+    monkeypatch.setattr("fedgist.engines.stacked.run_scan", small)
+    found = Stacked(workers=1).drive([scan(Affine(0.5).step, torch.tensor(float(n)), torch.ones(2)) for n in range(10)])
+    assert sizes == [10, 5, 3, 2, 5, 3, 2]
+    assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
+
+
+def test_auto_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fedgist")
+    runner = executor("auto")
+    engine = federation(runner, clients(*[20] * 10), steps=12)
+    engine.run_round()
+    engine.run_round()
+    ((name, way),) = runner.picked.items()  # type: ignore[attr-defined]
+    assert name.startswith("Trainer.step ")
+    assert way in ("stacked", "threaded")
+    assert len(caplog.records) == 1
+    assert f"10 clients: {way}" in caplog.text
+
+
+@pytest.mark.parametrize("way", ["stacked", "threaded"])
+def test_auto_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The name of a computation is the same in another process, so a resumed run repeats what the first one picked."""
+    caplog.set_level(logging.INFO, "fedgist")
+    first = executor("auto")
+    federation(first, clients(*[20] * 10), steps=12).run_round()
+    picked = dict.fromkeys(first.picked, way)  # type: ignore[attr-defined]
+    caplog.clear()
+    results = []
+    for runner in (executor("auto", picked=picked), executor(way)):
+        engine = federation(runner, clients(*[20] * 10), steps=12)
+        engine.run_round()
+        results.append(tree.digest(engine.state))
+    assert results[0] == results[1]
+    assert not caplog.records
+
+
+def test_groups_know_what_they_share() -> None:
+    w = torch.zeros(2)
+    works = [Scan(Affine(1.0).step, w, torch.zeros(3, 2), (w, torch.ones(1) * n)) for n in range(2)]
+    group = Group([request(work, HERE) for work in works])
+    assert group.dims == (0, 0, None, 0)
+    assert not group.identical
