@@ -1,0 +1,164 @@
+"""Distribution matching around a point of weight space. Xiong et al. 2023 (FedDM), Eq. 9; Zhao and Bilen 2023.
+
+The real data enter only through `class_means`: a `Matcher` takes another function of that shape in its place.
+
+Deviations from the paper:
+1. P_w (Eq. 24) clips N(w_r, 1) to the ball of radius ρ. A Gaussian in d dimensions has a norm of about √d, which is 565
+   for the paper's network and 5 for its ρ: the clip always acts, and P_w is uniform on the sphere. So that is drawn.
+2. BatchNorm, which the paper does not use, works with its running statistics; these are not perturbed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core.rng import Rng, normal, uniform
+from fedgist.core.tree import Tree
+from fedgist.core.work import gradient, stacked
+from fedgist.learning.optimisers import SGD, Weights
+from fedgist.models.model import Output
+from fedgist.synthesis.augmentation import UNCHANGED, Augmentation
+
+
+class Net(Protocol):
+    """What matching needs of a model: its forward pass, and which of its tensors are not weights."""
+
+    @property
+    def buffers(self) -> frozenset[str]: ...
+
+    def __hash__(self) -> int: ...
+
+    def __call__(self, w: Weights, x: Tensor, /) -> Output: ...
+
+
+def embed(net: Net, w: Weights, x: Tensor) -> Tensor:
+    """h_w(x) and z_w(x) side by side: [images, features + classes]."""
+    output = net(w, x)
+    return torch.cat([output.features.flatten(1), output.logits], 1)
+
+
+@cache
+def compiled(net: Net) -> Callable[[Weights, Tensor], Tensor]:
+    """`embed` of one net through torch.compile, which fuses what lies between the convolutions."""
+    return torch.compile(partial(embed, net), dynamic=True)
+
+
+def on_sphere(w: Weights, seed: Tensor, radius: float, fixed: frozenset[str] = frozenset()) -> Weights:
+    """A point drawn uniformly from the sphere around `w`; the tensors named in `fixed` stay as they are.
+
+    A Gaussian vector has no preferred direction, so dividing it by its norm gives the uniform law.
+    """
+    names = [name for name in w if name not in fixed]
+    sizes = [w[name].numel() for name in names]
+    direction = normal(seed, (sum(sizes),), w[names[0]].dtype)
+    parts = (direction * (radius / direction.norm())).split(sizes)
+    return {**w, **{name: w[name] + part.view_as(w[name]) for name, part in zip(names, parts, strict=True)}}
+
+
+ClassMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def class_means(embeddings: Tensor, shares: Tensor, seed: Tensor) -> Tensor:
+    """[classes, m] means of [images, m] embeddings: all that leaves the real data.
+
+    `shares` [classes, images] holds 1/|B_c| where an image belongs to a class. A private version draws its noise from
+    `seed`, which is another one at every step.
+    """
+    return shares @ embeddings
+
+
+def matching_loss(real: Tensor, synthetic: Tensor) -> Tensor:
+    """Eq. 9, summed over classes: ‖Δ[h; z]‖² is ‖Δh‖² + ‖Δz‖²."""
+    return (real - synthetic).square().sum()
+
+
+def shares(taken: Sequence[int], width: Sequence[int]) -> Tensor:
+    """The averaging matrix of consecutive groups of images: of group c, the first taken[c] of width[c] count."""
+    rows = torch.zeros(len(width), sum(width), dtype=torch.float64)
+    start = 0
+    for row, count, size in zip(rows, taken, width, strict=True):
+        row[start : start + count] = 1 / max(1, count)
+        start += size
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBatches:
+    """Which real images and which weights each step sees: `batch` samples of every class, all where it has fewer.
+
+    `members` holds the positions of each class's samples, `n` is how many samples there are in all. With `even`, every
+    class gets `batch` places, so that all clients have equal shapes; `shares` tells which of them count.
+    """
+
+    members: Sequence[Tensor]
+    n: int
+    batch: int
+    even: bool = False
+
+    @property
+    def taken(self) -> list[int]:
+        return [min(self.batch, len(own)) for own in self.members]
+
+    @property
+    def shares(self) -> Tensor:
+        return shares(self.taken, [self.batch] * len(self.members) if self.even else self.taken)
+
+    def make(self, seed: int, first: int, count: int) -> Tree:
+        """The inputs of steps first … first + count − 1: batches drawn without replacement, and seeds."""
+        device = self.members[0].device
+        named = {
+            name: torch.tensor([Rng(seed, name, t).seed for t in range(first, first + count)], device=device)
+            for name in ("batch", "weights", "noise", "augmentation")
+        }
+        keys = torch.vmap(lambda one: uniform(one, (self.n,)))(named.pop("batch"))
+        return {"real": torch.cat([self._draw(keys, own) for own in self.members], 1), **named}
+
+    def _draw(self, keys: Tensor, own: Tensor) -> Tensor:
+        if len(own) == 0:
+            return torch.zeros(len(keys), self.batch if self.even else 0, dtype=torch.int64, device=own.device)
+        # stable: equal keys are in the same order on every device
+        drawn = own[keys[:, own].argsort(dim=1, stable=True)[:, : self.batch]]
+        missing = self.batch - drawn.shape[1] if self.even else 0
+        return torch.cat([drawn, drawn[:, :1].expand(-1, missing)], 1)
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """Moves synthetic images so that their class means match the real ones. A value, like a `Trainer`."""
+
+    net: Net
+    rho: float
+    optimiser: SGD
+    lr: float
+    real_means: ClassMeans = class_means
+    augmentation: Augmentation = UNCHANGED
+    precision: str = "float32"
+    compile: bool = False
+
+    def init(self, images: Tensor) -> Tree:
+        """What the scan carries: the images and the optimiser's state."""
+        return {"x": images}, self.optimiser.init({"x": images})
+
+    def step(self, carry: Tree, drawn: Tree, pool: Tree, w: Weights, real: Tensor, own: Tensor) -> Tree:
+        """One step of Algorithm 1, lines 12 to 15; `real` and `own` are the shares of real and synthetic images."""
+        images, state = carry
+        around = on_sphere(w, drawn["weights"], self.rho, self.net.buffers)
+        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], drawn), real, drawn["noise"])
+
+        def loss(images: Weights) -> tuple[Tensor, tuple[()]]:
+            return matching_loss(target, own @ self._embed(around, images["x"], drawn)), ()
+
+        grads, _ = gradient(loss, images)
+        return self.optimiser.step(images, grads, state, self.lr)
+
+    def _embed(self, w: Weights, x: Tensor, drawn: Tree) -> Tensor:
+        """The embeddings of augmented images, computed in the chosen precision, given in that of the images."""
+        x, dtype = self.augmentation(x, drawn["augmentation"]), x.dtype
+        if self.precision == "bfloat16":
+            w, x = {name: tensor.bfloat16() for name, tensor in w.items()}, x.bfloat16()
+        forward = compiled(self.net) if self.compile and not stacked() else partial(embed, self.net)
+        return forward(w, x).to(dtype)

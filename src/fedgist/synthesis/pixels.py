@@ -1,0 +1,29 @@
+"""Images on the wire: as numbers, or as bytes, affine over the range that a pixel of the data set can have."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LEVELS = 255
+
+
+def quantise(x: Tensor, low: Sequence[float], high: Sequence[float]) -> Tensor:
+    """The nearest of 256 levels between low (0) and high (255) of each channel; what lies outside is clamped."""
+    bottom, scale = _affine(x, low, high)
+    levels = (x - bottom) / torch.where(scale > 0, scale, torch.ones_like(scale))
+    return levels.round().clamp(0, LEVELS).to(torch.uint8)
+
+
+def dequantise(q: Tensor, low: Sequence[float], high: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The pixels that the levels stand for."""
+    levels = q.to(dtype)
+    bottom, scale = _affine(levels, low, high)
+    return bottom + levels * scale
+
+
+def _affine(like: Tensor, low: Sequence[float], high: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Level 0 and the distance between levels, for each channel."""
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    bottom, scale = ends[0], (ends[1] - ends[0]) / LEVELS
+    return tuple(part.to(like.device, like.dtype).view(-1, 1, 1) for part in (bottom, scale))  # type: ignore[return-value]

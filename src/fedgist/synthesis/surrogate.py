@@ -1,0 +1,173 @@
+"""What methods share whose clients send labelled images and whose server trains on them. Xiong et al. 2023, Eqs. 3, 5.
+
+The pooled images are the server's surrogate of everybody's data, good only near w_r: training starts there and never
+leaves the ball B_ρ(w_r). A method that inherits from `Surrogate` writes only how a client makes its images.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.config import option
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import Answers, Federation, Site
+from fedgist.core.message import Bounds, Params, float16, float32, int64, message, uint8, wire
+from fedgist.core.method import Method
+from fedgist.core.rng import Rng
+from fedgist.core.tree import Tree
+from fedgist.core.work import Pool, scan
+from fedgist.data.client_data import ClientData
+from fedgist.learning.evaluation import accuracy
+from fedgist.learning.optimisers import SGD, Weights
+from fedgist.learning.training import Trainer
+from fedgist.models.model import Output
+from fedgist.synthesis.pixels import dequantise, quantise
+
+
+@dataclass(frozen=True)
+class SurrogateOptions:
+    """Which images the clients send, and how the server trains on them."""
+
+    ipc: int = option(10, "Images for each class that a client holds.", low=1)
+    min_class: int = option(10, "A class with fewer samples than this counts as not held.", low=1)
+    pixels: str = option("float32", "How a pixel travels.", choices=("float32", "float16", "uint8"))
+    active: float = option(0.0, "Clients asked in a round: a number, a fraction below 1, or 0 for all.", low=0)
+    rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
+    weighting: str = option(
+        "uniform", "Weight of an image: all alike, or the samples it stands for.", choices=("uniform", "samples")
+    )
+    server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
+    server_batch: int = option(256, "Images in a batch of the server.", low=1)
+    server_lr: float = option(0.01, "Learning rate of the server.", above=0)
+    server_momentum: float = option(0.9, "Momentum of the server, started anew each round.", low=0, high=0.9999)
+    server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
+
+
+@message
+class Current:
+    """The server's weights w_r."""
+
+    w: Params
+
+
+@message
+class Images:
+    """S_k: images and labels, all of them visible; how many samples each class has, only where images weigh by it."""
+
+    images: Tensor = wire(float32, float16, uint8, shape=("images", "channels", "height", "width"))
+    labels: Tensor = wire(int64, shape=("images",), paper=False)
+    counts: Params = wire(shape="shown counts", paper=False)
+
+
+def project(w: Weights, centre: Weights, radius: float, fixed: frozenset[str]) -> Weights:
+    """The point of the ball around `centre` that is nearest to `w`; the tensors named in `fixed` stay as they are."""
+    moved = {name: w[name] - centre[name] for name in w if name not in fixed}
+    factor = (radius / tree.norm(moved).clamp_min(1e-12)).clamp_max(1.0)
+    return {**w, **{name: centre[name] + factor * moved[name] for name in moved}}
+
+
+def weighted_cross_entropy(output: Output, y: Tensor, weight: Tensor, w: Weights) -> Tensor:
+    """The mean over the images that count of weight times cross-entropy."""
+    losses = F.cross_entropy(output.logits, y, reduction="none")
+    return (losses * weight).sum() / (weight > 0).sum()
+
+
+@dataclass(frozen=True)
+class SurrogateTrainer:
+    """Supervised training that stays in the ball B_ρ(w_r) (Eq. 3)."""
+
+    trainer: Trainer
+    rho: float
+
+    def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights, lr: Tensor) -> Tree:
+        w, state = self.trainer.step(carry, batch, pool, lr)
+        return project(w, centre, self.rho, self.trainer.model.buffers), state
+
+
+class Surrogate(Method):
+    """Abstract: one server model of any architecture, of which clients need the forward pass and keep nothing."""
+
+    def bounds(self, model: str) -> Bounds:
+        """The server's architecture is everybody's, whatever a client would use for itself."""
+        channels, height, width = self.task.shape
+        shown = {"counts": (self.task.classes,)} if self.config.weighting == "samples" else {}
+        most = {"images": self.task.classes * self.config.ipc, "channels": channels, "height": height, "width": width}
+        return {"model": self.model.shapes, "shown counts": shown, **most}
+
+    def server_init(self, rng: Rng) -> Any:
+        return {"w": self.model.init(rng)}
+
+    async def round(self, state: Any, fed: Federation) -> Any:
+        answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
+        x, y, weight = self.pool(answers)
+        return {"w": await self.train(state["w"], x, y, weight, fed.rng("batches"))}
+
+    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        return {"accuracy": await accuracy(self.model, state["w"], test)}
+
+    def weights(self, state: Any) -> Params:
+        w: Params = state["w"]
+        return w
+
+    # The server
+
+    def pool(self, answers: Answers) -> tuple[Tensor, Tensor, Tensor]:
+        """All images, their labels, and their weights, which are 1 on average."""
+        received = [self._checked(id, answers[id]) for id in answers]
+        x, y, weight = (torch.cat(part) for part in zip(*received, strict=True))
+        return x, y, weight / weight.mean().clamp_min(1e-12)
+
+    def _checked(self, id: str, sent: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Sizes below the agreed bounds, and labels, are not for the codec to check."""
+        x, y = sent.images, sent.labels
+        if tuple(x.shape[1:]) != self.task.shape:
+            raise FedgistError(f"client {id} sent images of shape {tuple(x.shape[1:])}, not {self.task.shape}")
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.task.classes:
+            raise FedgistError(f"client {id} sent labels that are not between 0 and {self.task.classes - 1}")
+        if x.dtype == uint8:
+            x = dequantise(x, self.task.low, self.task.high)
+        weight = torch.ones(len(y), dtype=x.dtype, device=x.device)
+        if sent.counts:  # Eq. 10 with n_k,c: an image stands for its share of the class
+            weight = sent.counts["counts"][y].to(x.dtype) / y.bincount(minlength=self.task.classes)[y]
+        return x, y, weight
+
+    async def train(self, w: Weights, x: Tensor, y: Tensor, weight: Tensor, rng: Rng) -> Weights:
+        """w_{r+1}: the surrogate's minimum in B_ρ(w_r), as far as SGD gets (Algorithm 1, line 8)."""
+        config = self.config
+        plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
+        plan["mask"] = plan["mask"] * weight[plan["index"]]
+        sgd = SGD(config.server_momentum, config.server_weight_decay)
+        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
+        lr = torch.tensor(config.server_lr, dtype=torch.float64)
+        w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w, lr)
+        return w
+
+    # A client
+
+    def held(self, me: Site) -> list[int]:
+        """The classes that a client has enough samples of."""
+        return [c for c, n in enumerate(me.data.counts().tolist()) if n >= self.config.min_class]
+
+    def some_real(self, me: Site, held: Sequence[int], rng: Rng) -> Tensor:
+        """`ipc` samples of each class, class after class; a class that has fewer gives some of them again."""
+        chosen = []
+        for c in held:
+            own = (me.data.y == c).nonzero().flatten()
+            order = rng(c).permutation(len(own)).to(own.device)
+            chosen.append(own[order[torch.arange(self.config.ipc, device=own.device) % len(own)]])
+        return me.data.x[torch.cat(chosen)] if chosen else me.data.x[:0]
+
+    def share(self, me: Site, held: Sequence[int], images: Tensor) -> Images:
+        """What a client sends: `ipc` images of each class that it holds, class after class."""
+        labels = torch.tensor(held, dtype=torch.int64, device=images.device).repeat_interleave(self.config.ipc)
+        counts = {"counts": me.data.counts().to(images.dtype)} if self.config.weighting == "samples" else {}
+        if self.config.pixels == "uint8":
+            images = quantise(images, self.task.low, self.task.high)
+        elif self.config.pixels == "float16":
+            images = images.half()
+        return Images(images, labels, counts)
