@@ -1,0 +1,320 @@
+"""TOFU: with an exact encoder it is FedAvg; everybody stays in step; exact bytes; the switches; who missed rounds."""
+
+import csv
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedgist import methods, models
+from fedgist.core import tree
+from fedgist.core.config import build
+from fedgist.core.errors import FedgistError
+from fedgist.core.ledger import Ledger
+from fedgist.core.method import Task
+from fedgist.core.rng import Rng
+from fedgist.core.work import Place
+from fedgist.data.client_data import ClientData
+from fedgist.engines import executor
+from fedgist.engines.local import LocalEngine
+from fedgist.engines.scheduler import drive_one
+from fedgist.synthesis.encoding import Encoder
+
+SHAPE, CLASSES, SMALL = (1, 8, 8), 4, "mlp:hidden=6"
+QUICK: dict[str, Any] = {"steps": 2, "batch": 4, "lr": 0.1, "images": 2, "iterations": 2}
+
+
+def clients(sizes: tuple[int, ...] = (7, 20, 3)) -> dict[str, ClientData]:
+    rng = Rng(3)
+    return {
+        str(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
+        for i, n in enumerate(sizes)
+    }
+
+
+@dataclass(frozen=True)
+class Exact(Encoder):
+    """The pixels are the update itself: TOFU without its loss."""
+
+    def step(self, carry: Any, x: Any, w: Any, direction: Any, norms: Any) -> Any:
+        variables, state = carry
+        flat = direction * self._spread(norms)
+        pixels = F.pad(flat, (0, variables["images"].numel() - flat.numel()))
+        return {**variables, "images": pixels.view_as(variables["images"])}, state
+
+    def decode(self, sent: Any, w: Any) -> Any:
+        names = self.names
+        flat = sent["images"].flatten()[: sum(self.layers)]
+        parts = flat.split([w[name].numel() for name in names])
+        return {name: part.view_as(w[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def task_of(model: str) -> Task:
+    name, _, hidden = model.partition(":hidden=")
+    net = models.build(name, SHAPE, CLASSES, **({"hidden": (int(hidden),)} if hidden else {}))
+    return Task(SHAPE, CLASSES, (0.0,), (1.0,), {model: net}, model)
+
+
+def federation(
+    name: str = "tofu",
+    model: str = SMALL,
+    sites: Any = None,
+    encoder: Callable[[Any], Any] | None = None,
+    dtype: Any = torch.float32,
+    ledger: Any = None,
+    offline: Any = 0.0,
+    delay: Any = 0,
+    **settings: Any,
+) -> LocalEngine:
+    method, task = methods.find(name), task_of(model)
+    more = {"encoder": encoder(task.models[model])} if encoder else {}
+    built = method(build(method.Config, settings), task, **more)
+    runner = executor("sequential", dtype=dtype)
+    return LocalEngine(built, sites or clients(), seed=0, executor=runner, ledger=ledger, offline=offline, delay=delay)
+
+
+def play(engine: LocalEngine, rounds: int) -> Any:
+    for _ in range(rounds):
+        engine.run_round()
+    return engine.state["w"]
+
+
+def rows(path: Path, ledger: Ledger) -> list[dict[str, str]]:
+    ledger.close()
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_with_an_exact_encoder_it_is_fedavg(weighting: str) -> None:
+    """w − Σ p_k (w − w_k) / Σ p_k = Σ p_k w_k / Σ p_k: equal to the rounding of float32 on the wire."""
+    settings: dict[str, Any] = {"steps": 3, "batch": 4, "lr": 0.3, "momentum": 0.9, "weighting": weighting}
+    numbers = models.build("mlp", SHAPE, CLASSES).size
+    count = math.ceil(numbers / math.prod(SHAPE))
+    plain = play(federation("fedavg", "mlp", dtype=torch.float64, **settings), 3)
+    start = federation("fedavg", "mlp", dtype=torch.float64).state["w"]
+    ours = federation("tofu", "mlp", encoder=Exact, dtype=torch.float64, images=count, iterations=1, **settings)
+    found = play(ours, 3)
+    assert tree.norm(tree.sub(found, plain)) < 1e-6 * tree.norm(tree.sub(plain, start))
+    assert tree.norm(tree.sub(plain, start)) > 0.1
+
+
+def watch(engine: LocalEngine, rounds: int) -> list[Any]:
+    """The server's weights by version; after every round, each client's weights are the server's of its version."""
+    versions = [engine.state["w"]]
+    for _ in range(rounds):
+        engine.run_round()
+        if engine.state["version"] == len(versions):
+            versions.append(engine.state["w"])
+        for state in engine.site_states.values():
+            assert tree.digest(state["w"]) == tree.digest(versions[state["version"]])
+    return versions
+
+
+@pytest.mark.parametrize("pixels", ["float32", "float16", "uint8"])
+@pytest.mark.parametrize("model", [SMALL, "cnn"])
+def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
+    """Also with BatchNorm (cnn), and also when half of the clients are away in any round."""
+    engine = federation(model=model, pixels=pixels, offline=0.5, **QUICK)
+    versions = watch(engine, 5)
+    assert len(versions) > 3
+    assert {state["version"] for state in engine.site_states.values()} != {0}
+    for before, after in pairwise(versions):
+        assert tree.digest(before) != tree.digest(after)
+
+
+def test_batch_norm_statistics_are_averaged() -> None:
+    """One client: the server's statistics are those that its training left; a gradient could not have told them."""
+    sites = clients((20,))
+    engine = federation(model="cnn", sites=sites, **QUICK)
+    plain = federation("fedavg", model="cnn", sites=sites, steps=2, batch=4, lr=0.1)
+    ours, theirs = play(engine, 1), play(plain, 1)
+    for name in engine.method.model.buffers:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("pixels", ["float32", "float16", "uint8"])
+@pytest.mark.parametrize("model", [SMALL, "cnn"])
+def test_bytes_and_the_papers_count(pixels: str, model: str, tmp_path: Path) -> None:
+    """Pixels as chosen (bytes with two ends an image); labels, weights, norms, statistics and p are four bytes each.
+
+    The paper counts N · (pixels + classes + 1) numbers, whatever their type, and nothing else.
+    """
+    path = tmp_path / "ledger.csv"
+    ledger = Ledger(path)
+    engine = federation(model=model, pixels=pixels, ledger=ledger, **QUICK)
+    play(engine, 2)
+    net = engine.method.model
+    width, ends = {"float32": (4, 0), "float16": (2, 0), "uint8": (1, 8)}[pixels]
+    layers = len({name.rpartition(".")[0] for name in net.shapes})
+    statistics = sum(math.prod(net.shapes[name]) for name in net.buffers)
+    update = 2 * (64 * width + ends + 4 * (CLASSES + 1)) + 4 * layers + 4 * statistics
+    found = {
+        (row["round"], row["direction"], row["type"]): (int(row["payload_bytes"]), int(row["paper_bytes"]))
+        for row in rows(path, ledger)
+    }
+    paper = 4 * 2 * (64 + CLASSES + 1)
+    assert found == {
+        ("1", "down", "tofu.Start"): (4 * (net.size + statistics) + 8, 0),
+        ("1", "up", "tofu.Upload"): (update + 8 + 4 + 4, paper),
+        ("2", "down", "tofu.Updates"): (update, paper),
+        ("2", "up", "tofu.Upload"): (update + 8 + 4 + 4, paper),
+    }
+
+
+def test_who_missed_rounds_gets_the_updates_or_the_weights_if_they_are_smaller(tmp_path: Path) -> None:
+    """mlp:hidden=6 has 418 weights; an update of 2 images 140 numbers: two fit into the weights, three do not."""
+    away = {"0": {3}, "1": {2, 3, 4}}
+    path = tmp_path / "ledger.csv"
+    ledger = Ledger(path)
+    engine = federation(ledger=ledger, offline=lambda id, round, exchange: round in away.get(id, ()), **QUICK)
+    assert engine.method.model.size == 418
+    assert engine.method.encoder.payload(2) == 4 * 140
+    watch(engine, 5)
+    down = {
+        (row["round"], row["receiver"]): (row["type"], int(row["payload_bytes"]))
+        for row in rows(path, ledger)
+        if row["direction"] == "down"
+    }
+    assert down["4", "0"] == ("tofu.Updates", 2 * 4 * 140)
+    assert down["4", "2"] == ("tofu.Updates", 4 * 140)
+    assert down["5", "1"] == ("tofu.Weights", 4 * 418 + 8)
+    assert len(engine.state["past"]["scales"]) == 418 // 140
+
+
+def test_a_late_reply_is_left_out() -> None:
+    """Client 1 answers round 1 in round 3, at weights that are gone: the others' updates alone count."""
+    late = federation(delay=lambda id, round: 2 if (id, round) == ("1", 1) else 0, **QUICK)
+    away = federation(offline=lambda id, round, exchange: id == "1", **QUICK)
+    watch(late, 3)
+    watch(away, 3)
+    assert tree.digest(late.state["w"]) == tree.digest(away.state["w"])
+    assert late.state["held"]["1"] == 0
+    watch_on = play(late, 1)
+    assert tree.digest(watch_on) != tree.digest(play(away, 1))
+
+
+@pytest.mark.parametrize("model", [SMALL, "cnn"])
+def test_a_single_device_hears_nothing_back_and_stays_in_step(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.csv"
+    ledger = Ledger(path)
+    engine = federation(model=model, sites=clients((20,)), single=True, ledger=ledger, **QUICK)
+    for _ in range(3):
+        engine.run_round()
+        assert tree.digest(engine.site_states["0"]["w"]) == tree.digest(engine.state["w"])
+    assert engine.state["version"] == 3
+    down = [row for row in rows(path, ledger) if row["direction"] == "down"]
+    assert [(row["type"], row["payload_bytes"]) for row in down[1:]] == [("tofu.Updates", "0")] * 2
+
+
+def test_a_single_device_is_one() -> None:
+    with pytest.raises(FedgistError, match="single = true is for one client, not 3: set clients = 1"):
+        federation(single=True, **QUICK).run_round()
+
+
+def test_after_switch_2_it_is_fedavg() -> None:
+    """From the weights that the images gave: the same batches, the same sums, the same bits."""
+    engine = federation(switch2=2, **QUICK)
+    play(engine, 2)
+    plain = federation("fedavg", steps=2, batch=4, lr=0.1)
+    plain.rounds_done, plain.states = 2, {"server": {"w": engine.state["w"]}}
+    assert tree.digest(play(engine, 2)) == tree.digest(play(plain, 2))
+    assert engine.evaluate((clients()["0"].x, clients()["0"].y)).keys() == {"accuracy"}
+
+
+def test_a_fork_with_full_rounds_starts_where_the_images_ended() -> None:
+    """A snapshot of a run without switch₂, restored into a run with it, goes on as if it had been set."""
+    images_only, whole = federation(**QUICK), federation(switch2=2, **QUICK)
+    play(images_only, 2)
+    fork = federation(switch2=2, **QUICK)
+    fork.restore(images_only.snapshot())
+    assert tree.digest(play(fork, 1)) == tree.digest(play(whole, 3))
+
+
+def encode(update: Any, residual: Any, w: Any, round: int, **settings: Any) -> Any:
+    method = federation(**{**QUICK, **settings}).method
+    return drive_one(method.encode(update, residual, w, Rng(1), round), Place())  # type: ignore[attr-defined]
+
+
+def some_update() -> tuple[Any, Any]:
+    model = task_of(SMALL).models[SMALL]
+    return model.init(Rng(0)), model.init(Rng(1))
+
+
+def test_error_feedback_keeps_what_an_encoding_lost() -> None:
+    """Decoded + kept = the update + what was kept before, so that over the rounds nothing is lost."""
+    w, update = some_update()
+    _, decoded, kept, _ = encode(update, {}, w, 1, feedback=True)
+    torch.testing.assert_close(tree.add(decoded, kept), update)
+    assert tree.norm(kept) > 0.1
+    _, decoded, more, _ = encode(update, kept, w, 2, feedback=True)
+    torch.testing.assert_close(tree.add(decoded, more), tree.add(update, kept))
+    assert encode(update, {}, w, 1)[2] == {}
+
+
+def test_switch_1_scales_by_the_cosine() -> None:
+    w, update = some_update()
+    before, _, _, cosine = encode(update, {}, w, 2, switch1=2, objective="global", iterations=20)
+    after, _, _, same = encode(update, {}, w, 3, switch1=2, objective="global", iterations=20)
+    method = federation(objective="global", **QUICK).method
+    with torch.no_grad():
+        encoder = method.encoder  # type: ignore[attr-defined]
+        whole = encoder.cosines(encoder.synthetic(before, w), *encoder.aim(update))[1]
+    assert 0.05 < whole < 0.95
+    assert same == cosine
+    torch.testing.assert_close(after["scales"], before["scales"] * whole)
+
+
+def test_a_message_larger_than_the_weights_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """LeNet5 on MNIST: 64 images have 50,880 numbers, 96 have 76,320, the weights 61,706."""
+    lenet = models.build("lenet5", (1, 28, 28), 10)
+    task = Task((1, 28, 28), 10, (0.0,), (1.0,), {"lenet5": lenet}, "lenet5")
+    tofu = methods.find("tofu")
+    with caplog.at_level(logging.WARNING):
+        for images, said in ((64, 0), (96, 1)):
+            method: Any = tofu(build(tofu.Config, {"images": images}), task)
+            assert method.encoder.payload(images) == 4 * (images * (784 + 10 + 1) + 5)
+            assert len(caplog.records) == said
+    assert "an encoded update has 305300 bytes, the weights only 246824" in caplog.text
+
+
+def test_nobody_has_data() -> None:
+    engine = federation(sites=clients((0, 0)), **QUICK)
+    before = tree.digest(engine.state["w"])
+    assert engine.run_round().skipped is None
+    assert tree.digest(engine.state["w"]) == before
+
+
+def test_more_samples_than_the_reference_are_refused() -> None:
+    with pytest.raises(FedgistError, match="client 1 holds 20 samples: set n_ref"):
+        federation(n_ref=10, **QUICK).run_round()
+
+
+def test_different_models_are_refused() -> None:
+    nets = {name: models.build(name, SHAPE, CLASSES) for name in ("mlp", "cnn")}
+    tofu = methods.find("tofu")
+    with pytest.raises(FedgistError, match="one model for all"):
+        tofu(tofu.Config(), Task(SHAPE, CLASSES, (0.0,), (1.0,), nets, "mlp"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"prior": "half", "pixels": "uint8"}], ids=str)
+def test_it_learns_from_synthetic_images_alone(settings: dict[str, Any]) -> None:
+    rng = Rng(0)
+    y = torch.arange(120) % CLASSES
+    x = rng("noise").normal(120, *SHAPE) * 0.1
+    x[torch.arange(120), 0, 2 * y, 2 * y] += 3
+    sites = {str(i): ClientData(x[i::2], y[i::2], CLASSES) for i in range(2)}
+    engine = federation(
+        model="mlp:hidden=16", sites=sites, steps=8, batch=16, lr=0.1, images=8, iterations=40, **settings
+    )
+    play(engine, 6)
+    metrics = engine.evaluate((x, y))
+    assert metrics["accuracy"] > 0.75  # four classes
+    assert 0.5 < metrics["cosine_up"] < 1 and 0.5 < metrics["cosine_down"] < 1
