@@ -91,22 +91,24 @@ def _run(layer: Mapping[str, Any], seeds: Sequence[int], executor: Executor) -> 
     results = []
     for config, federation, test in zip(configs, federations, tests, strict=True):
         totals = federation.ledger.totals()
-        results.append({"seed": config.seed, **_evaluate(federation, test), **vars(totals)})
+        results.append({"seed": config.seed, **_evaluate(config, federation, test), **vars(totals)})
     seconds = (time.perf_counter() - start) / len(seeds)
     return [{**result, "seconds": round(seconds, 2)} for result in results]
 
 
-def _evaluate(federation: LocalEngine, test: tuple[Tensor, Tensor]) -> dict[str, Any]:
-    """The method's metrics; for clients with models of their own, also the accuracy of each."""
-    if not all("w" in state for state in federation.site_states.values()):
-        return federation.evaluate(test)
-    accuracies = {}
-    for id in federation.ids:
-        count = Classifier(federation.method.task.models[federation.info[id]["model"]]).correct
-        own = federation.data[id].test
-        with torch.no_grad():
-            accuracies[id] = count(federation.site_states[id]["w"], *own).item() / len(own[1])
-    return {"accuracy": statistics.fmean(accuracies.values()), "clients": accuracies}
+def _evaluate(config: RunConfig, federation: LocalEngine, test: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """The method's metrics; where clients have different models, also the accuracy of each."""
+    metrics: dict[str, Any] = federation.evaluate(test)
+    if config.architectures:
+        metrics["clients"] = {id: _own_accuracy(federation, id) for id in federation.ids}
+    return metrics
+
+
+@torch.no_grad()
+def _own_accuracy(federation: LocalEngine, id: str) -> float:
+    x, y = federation.data[id].test
+    correct = Classifier(federation.method.task.models[federation.info[id]["model"]]).correct
+    return correct(federation.site_states[id]["w"], x, y).item() / len(y)
 
 
 def _federation(config: RunConfig, executor: Executor) -> tuple[LocalEngine, Any]:

@@ -32,7 +32,12 @@ def observations() -> dict[str, dict[str, Any]]:
 def network() -> dict[str, dict[str, Any]]:
     changes: list[dict[str, Any]] = [{}, {"means": "received"}, {"means": "received", "m_up": 3, "m_down": 9}]
     changes += [{"topology": graph} for graph in ("full", "regular:4", "ring")]
-    changes += [{"offline": 0.5}, {"offline": 0.8}, {"topology": "ring", "offline": 0.5}]
+    changes += [
+        {"offline": 0.5},
+        {"offline": 0.5, "train_offline": False},
+        {"offline": 0.8},
+        {"topology": "ring", "offline": 0.5},
+    ]
     changes += [{"delay": delay} for delay in (1, 2, 3)]
     return {_name(change): cell("mnist", 10, "ours", **change) for change in changes}
 

@@ -293,6 +293,24 @@ def test_all_but_two_offline() -> None:
     assert tree.digest(weights(runs[0])["0"]) != tree.digest(weights(runs[1])["0"])
 
 
+def test_a_client_that_was_away_has_trained_meanwhile() -> None:
+    """Without the two losses, being away changes nothing but the batches: as many steps are made in the end.
+
+    Each client has but one batch, with all of its samples, so that even the batches are the same.
+    """
+    settings = {"limit": 40, "steps": 0, "batch": 10, "lambda_kd": 0.0, "lambda_disc": 0.0}
+
+    def out(id: str, round: int, exchange: int) -> bool:
+        return id == "1" and round in (1, 3, 4)
+
+    always, away, idle = (
+        play(build(**settings, **more), 5) for more in ({}, {"offline": out}, {"offline": out, "train_offline": False})
+    )
+    for name, w in weights(always)["1"].items():
+        assert torch.allclose(weights(away)["1"][name], w, atol=1e-5)
+    assert any(not torch.allclose(weights(idle)["1"][name], w, atol=1e-2) for name, w in weights(always)["1"].items())
+
+
 def test_late_replies_keep_their_origin_and_nothing_is_lost() -> None:
     def late(id: str, round: int) -> int:
         return 2 if (id, round) == ("1", 1) else 0

@@ -188,6 +188,8 @@ def check(config: RunConfig) -> None:
         )
     for spec in (config.model, *config.architectures):
         model_spec(spec)
+    if config.proxy is not None:
+        proxy_spec(config.proxy)
     if config.topology is not None:
         _check_topology(config)
     if config.record:

@@ -141,8 +141,8 @@ class FedGen(GlobalModel):
         "celeba": {"model": "cnn", "clients": 25, "active": 10, "rounds": 200, "steps": 20, "batch": 32, "lr": 0.01}
         | {"schedule": "exponential", "hidden": 128, "published": True},
         "small": {"dataset": "mnist5k", "model": "cnn", "alpha": 0.1, "rounds": 60, "steps": 20}
-        | {"lr": 0.05, "schedule": "exponential", "note": "5,000 digits, 10 clients, all active, 60 rounds, lr 0.05"},
-        "demo": {"model": "cnn", "rounds": 15, "steps": 20, "lr": 0.05} | {"note": "15 rounds of 20 steps"},
+        | {"lr": 0.02, "schedule": "exponential", "note": "5,000 digits, 10 clients, all active, 60 rounds, lr 0.02"},
+        "demo": {"model": "cnn", "rounds": 15, "steps": 20, "lr": 0.02} | {"note": "15 rounds of 20 steps"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6}
         | {"noise_size": 4, "hidden": 8, "generator_steps": 3, "generator_batch": 8},
     }

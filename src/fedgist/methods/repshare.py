@@ -9,10 +9,11 @@ Deviations from the paper:
    starts from random representations, and the code from those of untrained nets (garbage where a class is lacking).
 4. With M_down observations a loss is the mean over them, the expectation of the paper's random choice of one.
 5. log(1 − ĥ) is computed exactly, where the code clamps it at −100.
-6. Between peers a round is two exchanges: fetch what the neighbours released, then learn from it.
+6. A client that was away trains for the missed rounds when it is back, as if it had done so meanwhile.
+7. Between peers a round is two exchanges: fetch what the neighbours released, then learn from it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class Config(OwnModelOptions, Choices):
         "global", "Global class means from everybody's sums, or those of received observations.", ("global", "received")
     )
     max_age: int = option(0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0)
+    train_offline: bool = option(True, "A client that was away has gone on training with what it heard last.")
     choices: tuple[str, ...] = option((), "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.")
 
 
@@ -125,9 +127,8 @@ class RepresentationSharing(OwnModel):
     # The relay
 
     def server_init(self, rng: Rng) -> Any:
-        sizes = self.task.classes, self.model.feature_size
-        rows = int(self.config.means == "global")
-        return {"means": torch.zeros(rows, *sizes), "known": torch.zeros(sizes[0]), "buffers": {}}
+        means = torch.zeros(int(self.config.means == "global"), *self._size)
+        return {"means": means, "known": torch.zeros(self.task.classes), "buffers": {}}
 
     async def round(self, state: Any, fed: Federation) -> Any:
         self._check_names(fed)
@@ -154,7 +155,7 @@ class RepresentationSharing(OwnModel):
     def lesson(self, state: Any, id: str, rng: Rng) -> Lesson:
         """What a client downloads: the global means, and M_down random observations from the buffer of each class."""
         heard = [held for peer, held in sorted(state["buffers"].items()) if self.listens(id, peer)]
-        nothing = state["means"].new_zeros(1, self.task.classes, self.model.feature_size)
+        nothing = state["means"].new_zeros(1, *self._size)
         values = torch.cat([nothing, *(held["observations"] for held in heard)])
         there = [held["observed"].cpu().expand(len(held["observations"]), -1) for held in heard]
         observed = torch.cat([torch.zeros(nothing.shape[:2], dtype=torch.uint8), *there]) > 0
@@ -168,17 +169,27 @@ class RepresentationSharing(OwnModel):
 
     # A client
 
+    def client_init(self, me: Site) -> Any:
+        means, observations = torch.zeros(*self._size), torch.zeros(self.config.m_down, *self._size)
+        none = torch.zeros(self.task.classes)
+        heard = {"means": means, "known": none, "observations": observations, "observed": none}
+        return {**super().client_init(me), "heard": heard, "round": 0}
+
     async def learn(self, me: Site, msg: Lesson) -> Representations:
-        mine, model = self.choices_of(me.id), self.model_of(me)
-        lesson = {name: getattr(msg, name).to(msg.observations.dtype) for name in vars(msg)}
-        if self.config.means == "received" or mine.peers:
-            means = msg.observations.sum(0) / max(1, self.config.m_down)
-            lesson |= {"means": means[None], "known": lesson["observed"]}
-        lesson["means"] = lesson["means"][0]
+        config, mine, model = self.config, self.choices_of(me.id), self.model_of(me)
         weights = torch.tensor(mine.lambda_kd), torch.tensor(mine.lambda_disc)
-        learner = trainer(self.config, model, RepresentationLoss(model, self.config.reduction))
-        me.state["w"] = await train(self.config, learner, me, me.state["w"], lesson, *weights)
-        me.state["released"] = await self.release(me)
+        learner = trainer(config, model, RepresentationLoss(model, config.reduction))
+        if config.train_offline and (missed := me.round - 1 - me.state["round"]):  # rounds without a word to us
+            then = replace(config, steps=missed * config.steps, epochs=missed * config.epochs)
+            alone = replace(me, rng=me.rng("alone"))
+            me.state["w"] = await train(then, learner, alone, me.state["w"], me.state["heard"], *weights)
+        heard = {name: getattr(msg, name).to(msg.observations.dtype) for name in vars(msg)}
+        if config.means == "received" or mine.peers:
+            heard |= {"means": heard["observations"].sum(0) / max(1, config.m_down), "known": heard["observed"]}
+        else:
+            heard["means"] = heard["means"][0]
+        me.state["w"] = await train(config, learner, me, me.state["w"], heard, *weights)
+        me.state |= {"heard": heard, "round": me.round, "released": await self.release(me)}
         return Representations(**me.state["released"])
 
     async def fetch(self, me: Site, msg: Fetch) -> Representations:
@@ -207,9 +218,12 @@ class RepresentationSharing(OwnModel):
         step = Averager(self.model_of(site)).step
         return self._released(counts, *await scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
 
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.task.classes, self.model.feature_size
+
     def _zeros(self) -> tuple[Tensor, Tensor]:
-        size = self.task.classes, self.model.feature_size
-        return torch.zeros(*size), torch.zeros(self.config.m_up, *size)
+        return torch.zeros(*self._size), torch.zeros(self.config.m_up, *self._size)
 
     def _released(self, counts: Tensor, sums: Tensor, observations: Tensor) -> dict[str, Tensor]:
         sent = sums[None] if self.config.means == "global" else sums[None][:0]
