@@ -57,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "together, 16 bits": {"bits": 16},
     "together, 8 bits": {"bits": 8},
     "fedadam, 4 exchanges of 5 steps": {"dream_optimiser": "fedadam", "exchanges": 4},
+    "fedadam, 4 exchanges of 5 steps, server rate 0.25": {"dream_optimiser": "fedadam", "exchanges": 4}
+    | {"server_lr": 0.25},
     "fedavg, 4 exchanges of 5 steps": {"dream_optimiser": "fedavg", "exchanges": 4},
     "class-conditional": {"conditional": True},
     "robust": {"robust": 0.1},

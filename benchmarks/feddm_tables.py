@@ -205,10 +205,8 @@ def sizes(options: argparse.Namespace) -> None:
                 parts = partitions.split(train.y, 10, rng, "dirichlet-balanced", alpha=alpha, min_size=10)
                 pairs = (partitions.label_counts(train.y, parts, train.classes) >= 10).sum()
                 found.append(pairs * 10 * train.x[0].numel())
-            print(
-                f"| {dataset} | {alpha} | {', '.join(f'{n:,}' for n in found)} | {paper[dataset, alpha]:,} |",
-                flush=True,
-            )
+            ours = ", ".join(f"{count:,}" for count in found)
+            print(f"| {dataset} | {alpha} | {ours} | {paper[dataset, alpha]:,} |", flush=True)
 
 
 def show() -> None:

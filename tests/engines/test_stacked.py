@@ -344,6 +344,64 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
 
 
+def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+    for sizes in (SEVEN, tuple(2 * n for n in SEVEN)):
+        tracing, plain = Stacked(workers=1), Stacked(workers=1)
+        monkeypatch.setattr(plain, "_prepare", lambda group: None)
+        engines = [federation(runner, clients(*sizes), steps=3, momentum=0.9) for runner in (tracing, plain)]
+        for engine in engines:
+            engine.run_round()
+        assert [program.call is not program.vectorised for program in tracing._programs.values()] == [True]
+        assert tree.digest(engines[0].state) == tree.digest(engines[1].state)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A step that looks at the size of its pool, which it must not, and one that only indexes it."""
+
+    def wrong(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return carry + pool["x"].sum()
+
+    def right(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return carry + pool["x"][x]
+
+
+def test_only_what_indexes_its_pools_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace has the sizes of its first clients in it; one that depends on the padding is refused."""
+    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+    pools = [Pool(x=torch.arange(1.0, n)) for n in (3, 3)]
+    for name, indexes_only in (("right", True), ("wrong", True)):
+        runner = Stacked(workers=1)
+        step = getattr(Counts(), name)
+        runner.drive([scan(step, torch.zeros(()), torch.zeros(2, dtype=torch.int64), pool) for pool in pools])
+        (program,) = runner._programs.values()
+        assert program.traced
+        assert (program.call is not program.vectorised) == indexes_only, name
+
+
+def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One compiled object for each stack; a compiler that fails is said once and done without."""
+    given: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda graph, dynamic: given.append(graph) or graph)
+    plain, found = (federation(executor(name), clients(*[20] * 4), steps=3) for name in ("stacked", "compiled"))
+    for engine in (plain, found):
+        engine.run_round()
+        engine.run_round()
+    assert len(given) == 1
+    assert tree.digest(plain.state) == tree.digest(found.state)
+
+    def fail(graph: Any, dynamic: bool) -> Any:
+        raise RuntimeError("no C++ compiler here")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    broken = federation(executor("compiled"), clients(*[20] * 4), steps=3)
+    broken.run_round()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Trainer.step cannot be compiled: no C++ compiler here"
+    ]
+
+
 def test_auto_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedgist")
     runner = executor("auto")

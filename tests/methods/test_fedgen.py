@@ -190,6 +190,19 @@ def test_any_layer_may_be_the_latent_one(latent: str, batch_norm: str) -> None:
     play(engine).evaluate(some_test())
 
 
+def test_a_module_of_the_user_s_own() -> None:
+    """Its last linear layer is the head; the others are the extractor."""
+    with torch.random.fork_rng():
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
+        )
+    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {"own": models.from_module(net, SHAPE, CLASSES)}, "own")
+    method = methods.find("fedgen")
+    built = method(build(method.Config, SMALL), task)
+    assert set(built.bounds("own")["head"]) == {"3.weight", "3.bias"}
+    play(LocalEngine(built, users(9, 9), seed=0, executor=executor("sequential")))
+
+
 def test_a_mistyped_layer_is_named() -> None:
     with pytest.raises(FedgistError, match="did you mean 'classifier'"):
         federation("fedgen", users(4), "cnn", latent="clasifier")

@@ -36,8 +36,8 @@ LARGEST_STACK = 16
 WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
 MEASURED_STEPS = 3
-HOPELESS = 1.5
-"""How many times slower stacks may be under vmap for a trace to have a chance of making them faster."""
+VMAP_COST = 0.004
+"""Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
 """Stacked computations whose graphs are kept; the one that was used longest ago makes room."""
 SHORTEST_CAPTURE = 4
@@ -265,7 +265,7 @@ class Stacked:
         stacks = _cut(some, self._stack_count(len(some)))[: self.workers]
         single = [[one] for one in some[: self.workers]]
         stacked, alone = self._time(stacks), self._time(single)
-        if stacked < HOPELESS * alone:
+        if stacked - VMAP_COST / len(stacks[0]) < alone:
             for stack in stacks:
                 self._prepare(Group(stack), trace=True)
             stacked, alone = self._time(stacks), self._time(single)
@@ -278,12 +278,11 @@ class Stacked:
 
     def _time(self, chunks: list[list[Request]]) -> float:
         """Seconds for each step of each client; the first time is not counted, because it is slower than all others."""
-        seconds = []
-        for _ in range(3):
+        for _ in range(2):
             start = time.perf_counter()
             self._share(chunks)
-            seconds.append(time.perf_counter() - start)
-        return min(seconds[1:]) / sum(one.steps for chunk in chunks for one in chunk)
+            seconds = time.perf_counter() - start
+        return seconds / sum(one.steps for chunk in chunks for one in chunk)
 
 
 def _cut(members: list[T], parts: int) -> list[list[T]]:

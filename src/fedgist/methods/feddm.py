@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedgist.core.config import option
 from fedgist.core.federation import Site
+from fedgist.core.message import Params
 from fedgist.core.method import Task
 from fedgist.core.work import Chunks, scan
 from fedgist.learning.optimisers import SGD
@@ -78,19 +79,9 @@ class FedDM(Surrogate):
         """ClientUpdate(k, w_r)."""
         held = self.held(me)
         images = self.start(me, held)
-        if not held:
-            return self.share(me, held, images)
-        classes = range(self.task.classes) if self.config.even else held
-        members = [(me.data.y == c).nonzero().flatten() if c in held else me.data.y[:0] for c in classes]
-        batches = ClassBatches(members, me.data.n, self.config.batch, self.config.even)
-        ipc, mine = self.config.ipc, torch.tensor([c in held for c in classes]).repeat_interleave(self.config.ipc)
-        own = shares([ipc * (c in held) for c in classes], [ipc] * len(classes))
-        slots = images.new_zeros(len(mine), *self.task.shape)
-        slots[mine] = images
-        plan = Chunks(batches.make, me.rng("matching").seed, self.config.steps)
-        carry = self.matcher.init(slots)
-        (found, _) = await scan(self.matcher.step, carry, plan, me.data.pool, msg.w, batches.shares, own)
-        return self.share(me, held, found["x"][mine])
+        if held:
+            images = await self.match(me, msg.w, held, images)
+        return self.share(me, held, images)
 
     def start(self, me: Site, held: list[int]) -> Tensor:
         """The images before matching (Algorithm 1, line 10), anew each round."""
@@ -98,3 +89,17 @@ class FedDM(Surrogate):
             return self.some_real(me, held, me.rng("images"))
         noise = me.rng("images").normal(len(held) * self.config.ipc, *self.task.shape)
         return noise.to(me.data.x)
+
+    async def match(self, site: Site, w: Params, held: list[int], images: Tensor) -> Tensor:
+        """T steps of matching (lines 11 to 15), the images of all classes in one tensor."""
+        classes = list(range(self.task.classes)) if self.config.even else held
+        members = [(site.data.y == c).nonzero().flatten() if c in held else site.data.y[:0] for c in classes]
+        batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even)
+        plan = Chunks(batches.make, site.rng("matching").seed, self.config.steps)
+        mine = torch.tensor([c in held for c in classes], device=images.device).repeat_interleave(self.config.ipc)
+        own = shares([self.config.ipc * (c in held) for c in classes], [self.config.ipc] * len(classes))
+        start = images.new_zeros(len(mine), *self.task.shape)
+        start[mine] = images
+        carry = self.matcher.init(start)
+        found, _ = await scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own)
+        return found["x"][mine]

@@ -125,11 +125,11 @@ class TOFU(Method):
     Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
-        | {"switch2": 130, "epochs": 1, "batch": 64, "images": 64, "iterations": 1000},
-        "small": {"dataset": "mnist5k", "model": "lenet5", "partition": "iid", "rounds": 10, "batch": 32}
-        | {"images": 16, "iterations": 40, "note": "5,000 digits, 10 rounds, 16 images, 40 iterations of the encoder"},
-        "demo": {"model": "mlp:hidden=64", "rounds": 10, "steps": 10, "images": 8, "iterations": 20}
-        | {"note": "10 rounds of 10 steps, 8 images, 20 iterations of the encoder"},
+        | {"switch2": 130, "batch": 64, "lr": 0.05, "momentum": 0.9, "images": 64, "iterations": 1000},
+        "small": {"dataset": "mnist5k", "model": "mlp:hidden=64", "partition": "iid", "rounds": 12, "lr": 0.1}
+        | {"images": 32, "iterations": 150, "note": "5,000 digits, a small MLP, 12 rounds, 32 images, 150 iterations"},
+        "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.05, "momentum": 0.9, "images": 24}
+        | {"iterations": 30, "note": "10 rounds of 20 steps, 24 images, 30 iterations of the encoder"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6}
         | {"images": 3, "iterations": 4, "feedback": True},
     }
