@@ -16,6 +16,7 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool
+from fedgist.engines.scheduler import float32_arithmetic
 from fedgist.learning.optimisers import SGD
 from fedgist.synthesis.matching import ClassBatches, Matcher, shares
 
@@ -42,21 +43,20 @@ def main() -> None:
     images = pool["x"][:: 2 * options.batch // IPC][: options.classes * IPC].clone()
     exact = None
     for tf32, precision in ((False, "float32"), (True, "float32"), (True, "bfloat16")):
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         for compile in (False,) if options.no_compile else (False, True):
             matcher = Matcher(net, 5.0, SGD(), 1.0, precision=precision, compile=compile)
 
             def step(t: int, matcher: Matcher = matcher) -> torch.Tensor:
-                with torch.no_grad():
-                    carry = matcher.init(images)
-                    return matcher.step(carry, tree.index(plan, t), pool, w, real, own)[0]["x"] - images
+                carry = matcher.init(images)
+                return matcher.step(carry, tree.index(plan, t), pool, w, real, own)[0]["x"] - images
 
-            gradient = step(0)  # compiles
-            exact = gradient if exact is None else exact
-            start = wait(place)
-            for t in range(options.steps):
-                step(t)
-            milliseconds = (wait(place) - start) / options.steps * 1000
+            with torch.no_grad(), float32_arithmetic(place, tf32):
+                gradient = step(0)  # compiles
+                exact = gradient if exact is None else exact
+                start = wait(place)
+                for t in range(options.steps):
+                    step(t)
+                milliseconds = (wait(place) - start) / options.steps * 1000
             error = ((gradient - exact).norm() / exact.norm()).item()
             name = "tf32" if tf32 and precision == "float32" else precision
             found = {"precision": name, "compiled": compile, "ms": round(milliseconds, 3), "error": round(error, 6)}

@@ -235,11 +235,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--tf32", action="store_true", help="let float32 products be rounded to TF32 on a GPU")
     parser.add_argument("--minutes", type=float, default=9.0, help="end cleanly after this time")
     parser.add_argument("--work", type=Path, default=Path("runs/feddm"), help="where unfinished runs are kept")
     options = parser.parse_args()
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = options.tf32
     end = time.monotonic() + 60 * options.minutes
     options.left = lambda: (end - time.monotonic()) / 60
     if options.what in ("show", "sizes"):

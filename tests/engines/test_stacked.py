@@ -357,27 +357,25 @@ def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.
 
 
 @dataclass(frozen=True)
-class Counts:
-    """A step that looks at the size of its pool, which it must not, and one that only indexes it."""
+class Reader:
+    """A step that only indexes its pool, and one that looks at its size, which changes from stack to stack."""
 
-    def wrong(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
-        return carry + pool["x"].sum()
-
-    def right(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
+    def index(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
         return carry + pool["x"][x]
 
+    def size(self, carry: Tensor, x: Tensor, pool: Pool) -> Tensor:
+        return carry + pool["x"][x] * len(pool["x"])
 
-def test_only_what_indexes_its_pools_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace has the sizes of its first clients in it; one that depends on the padding is refused."""
+
+@pytest.mark.parametrize(("name", "traced"), [("index", True), ("size", False)])
+def test_only_what_indexes_its_pools_is_traced(name: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that has the size of its first clients' pools in it would be wrong for others, so it is refused."""
     monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
-    pools = [Pool(x=torch.arange(1.0, n)) for n in (3, 3)]
-    for name, indexes_only in (("right", True), ("wrong", True)):
-        runner = Stacked(workers=1)
-        step = getattr(Counts(), name)
-        runner.drive([scan(step, torch.zeros(()), torch.zeros(2, dtype=torch.int64), pool) for pool in pools])
-        (program,) = runner._programs.values()
-        assert program.traced
-        assert (program.call is not program.vectorised) == indexes_only, name
+    runner, step = Stacked(workers=1), getattr(Reader(), name)
+    pools = [Pool(x=torch.ones(3) * n) for n in (1, 2)]
+    runner.drive([scan(step, torch.zeros(()), torch.zeros(2, dtype=torch.int64), pool) for pool in pools])
+    (program,) = runner._programs.values()
+    assert (program.call is not program.vectorised) == traced
 
 
 def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
