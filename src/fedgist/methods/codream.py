@@ -1,4 +1,4 @@
-"""Co-Dream: clients optimise inputs together and learn from them. Singh et al. 2024 (arXiv 2402.15968), Eqs. 1 and 4 to 6.
+"""Co-Dream: clients optimise inputs together and learn from them. Singh et al. 2024, Eqs. 1 and 4 to 6.
 
 Deviations from the paper (docs/codream.md tells more):
 1. A client weighs n_k / n or 1 / K; the paper's 1 / |D_k|, which is not normalised, is weighting="inverse".
