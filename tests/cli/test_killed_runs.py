@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,10 @@ def start(out, *more):
     """A run in a process of its own."""
     command = [sys.executable, "-m", "fedgist", *RUN, "--out", str(out), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, env=environment, preexec_fn=heed, **pipes)
 
 
 def wait_for_rounds(folder, count):
