@@ -3,6 +3,7 @@
     python benchmarks/tofu_tables.py run table2 --data-dir DIR --device cuda   # MNIST, LeNet5, 10 clients, and FedAvg
     python benchmarks/tofu_tables.py run table1 table3 --data-dir DIR --device cuda --only "N=64"   # scaled: few rounds
     python benchmarks/tofu_tables.py run labels lenet5 rates feedback wire     # mnist5k, a CPU will do
+    python benchmarks/tofu_tables.py encode                                    # labels as a net grows sure of itself
     python benchmarks/tofu_tables.py show                                      # markdown, paper beside ours
 
 A row that is in the result file is not run again, and a row that was stopped goes on from its last checkpoint under
@@ -23,12 +24,15 @@ import torch
 
 from fedgist import engines, methods
 from fedgist.core import tree
+from fedgist.core.rng import Rng
+from fedgist.core.work import Compute, Place, Scan, execute
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import runner
 from fedgist.experiments.config import RunConfig, flat, method_options, resolve
 from fedgist.experiments.folder import RunFolder, write_json
 from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.experiments.progress import choose
+from fedgist.learning.training import trainer
 from fedgist.synthesis import encoding
 
 RESULTS = Path(__file__).parent / "results" / "tofu_tables.json"
@@ -209,6 +213,31 @@ def fork(config: RunConfig, inputs: Inputs, folder: Path, rounds: int) -> list[f
     return accuracies
 
 
+def encode(options: argparse.Namespace) -> Iterator[str]:
+    """How well one client's update is encoded, and how sure the net is of the images, as its training goes on."""
+    row = Row("encode", "mlp", MLP | {"lr": 0.02, "momentum": 0.9, "images": 16})
+    config = configuration(row, options)
+    inputs = from_dataset(config)
+    model, data = inputs.task.models[inputs.task.model], inputs.sites["0"]
+    learner, place = trainer(config.options, model), Place(torch.device(config.device))
+    lr, rates = torch.tensor(0.02, dtype=torch.float64), {"lr": encoding.learning_rates(0.1, 200)}
+    w, rng = model.init(Rng(0)), Rng(7)
+    for epoch in range(7):
+        batches = data.epochs(rng(epoch), 1, config.options.batch)
+        trained, _ = execute(Scan(learner.step, (w, learner.init(w)), batches, (data.pool, lr)), place)
+        for labels in encoding.PARAMETRISATIONS if epoch in (0, 1, 3, 6) else ():
+            encoder = encoding.Encoder(model, labels=labels)
+            aim = execute(Compute(encoder.aim, (tree.sub(w, trained),)), place)
+            begin = encoder.init(encoder.start(Rng(1), 16))
+            variables, _ = execute(Scan(encoder.step, begin, rates, (w, *aim)), place)
+            sent, cosine = execute(Compute(encoder.finish, (variables, w, *aim, torch.tensor(0.0))), place)
+            with torch.no_grad():
+                sure = model(place.put(w), sent["images"]).logits.softmax(1).amax(1).mean()
+            mass = sent["labels"].sum(1).abs().mean()
+            yield f"| {epoch} | {labels} | {cosine:.2f} | {sure:.2f} | {mass:.1f} |"
+        w = trained
+
+
 def efficiencies(found: dict[str, Any], baseline: dict[str, Any] | None) -> tuple[str, str, str]:
     """η as the paper defines it (to the best rounds), with full rounds, and at the accuracies that ours reached."""
     if baseline is None or "message" not in found:
@@ -250,7 +279,7 @@ def line(row: Row, results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "show", "list"))
+    parser.add_argument("action", choices=("run", "encode", "show", "list"))
     parser.add_argument("tables", nargs="*", help="which tables and studies; all without any")
     parser.add_argument("--only", help="only rows whose name contains this")
     parser.add_argument("--data-dir", help="folder with mnist/ and cifar10/; without it, FEDGIST_DATA")
@@ -262,6 +291,11 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.action == "encode":
+        print("| epochs before | labels | cosine | confidence | mean of the sum of a label |\n|---|---|---|---|---|")
+        for text in encode(options):
+            print(text, flush=True)
+        return
     if options.action == "show":
         show(results)
         return

@@ -35,8 +35,8 @@ LARGEST_STACK = 16
 """Clients in a stack on a CPU: with more, each is no faster and they fall out of the caches."""
 WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
-MEASURED_STEPS = 3
-VMAP_COST = 0.004
+MEASURED_STEPS = 2
+VMAP_COST = 0.003
 """Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
 """Stacked computations whose graphs are kept; the one that was used longest ago makes room."""
@@ -127,7 +127,7 @@ class Stacked:
         for members in groups.values():
             members.sort(key=lambda one: (one[1].steps, one[1].rows))  # less to wait for, less to pad
             chunks += _cut(members, self._parts([asked for _, asked in members]))
-        results = self._share([[asked for _, asked in chunk] for chunk in chunks])
+        results = self._share([Group([asked for _, asked in chunk]) for chunk in chunks])
         for chunk, result in zip(chunks, results, strict=True):
             outcomes.update(zip([i for i, _ in chunk], result, strict=True))
         return outcomes
@@ -145,14 +145,14 @@ class Stacked:
         """The stacks that the workers share, equally many each."""
         return self.workers * math.ceil(clients / (self.workers * LARGEST_STACK))
 
-    def _share(self, chunks: Sequence[Sequence[Request]]) -> list[list[Any]]:
-        """The results of all chunks: by the worker threads, or one after the other on a GPU."""
-        for chunk in chunks:
-            if len(chunk) > 1 and chunk[0].key not in self._alone:
-                self._prepare(Group(chunk))
+    def _share(self, groups: Sequence[Group]) -> list[list[Any]]:
+        """The results of all: by the worker threads, or one after the other on a GPU."""
+        for group in groups:
+            if group.size > 1 and group.key not in self._alone:
+                self._prepare(group)
         if self._cuda:
-            return [self._run(chunk) for chunk in chunks]
-        futures = [self._threads.submit(self._run, chunk) for chunk in chunks]
+            return [self._run(group) for group in groups]
+        futures = [self._threads.submit(self._run, group) for group in groups]
         try:
             return [future.result() for future in futures]
         finally:
@@ -162,33 +162,32 @@ class Stacked:
 
     # How it is done
 
-    def _run(self, chunk: Sequence[Request]) -> list[Any]:
+    def _run(self, group: Group) -> list[Any]:
         """The results of equal requests; what cannot be stacked is done for one client after the other."""
-        group = Group(chunk)
-        same = group.key
-        if len(chunk) == 1 or same in self._alone:
-            return [execute(one.work, self.place) for one in chunk]
+        if group.size == 1 or group.key in self._alone:
+            return [execute(one.work, self.place) for one in group.requests]
         if group.identical:
             once = execute(group.first, self.place)
-            return [once, *(tree.map(_own, once) for _ in chunk[1:])]
+            return [once, *(tree.map(_own, once) for _ in range(1, group.size))]
+        half = math.ceil(group.size / 2)
         try:
             return self._stack(group)
         except torch.cuda.OutOfMemoryError:
-            half = math.ceil(len(chunk) / 2)
-            log.info("%s: %d clients do not fit on the GPU together, going on with %d", group.name, len(chunk), half)
+            log.info("%s: %d clients do not fit on the GPU together, going on with %d", group.name, group.size, half)
         except Exception as error:
-            results = [execute(one.work, self.place) for one in chunk]  # an error of the work itself is raised here
+            # An error of the work itself is raised here.
+            results = [execute(one.work, self.place) for one in group.requests]
             with self._lock:
-                if same not in self._alone:
+                if group.key not in self._alone:
                     log.warning("%s cannot be stacked and runs client by client: %s", group.name, brief(error))
-                self._alone.add(same)
+                self._alone.add(group.key)
             return results
         # Outside of the handler: its traceback would keep the memory.
         for program in self._programs.values():
             program.recorded = None
         torch.cuda.empty_cache()
-        self._largest[same] = half
-        return self._run(chunk[:half]) + self._run(chunk[half:])
+        self._largest[group.key] = half
+        return self._run(Group(group.requests[:half])) + self._run(Group(group.requests[half:]))
 
     def _stack(self, group: Group) -> list[Any]:
         program = self._program(group)
@@ -219,7 +218,8 @@ class Stacked:
             return
         program.traced = True
         try:
-            program.call = traced(program.vectorised, group, self.place, self._resident, self._compile)
+            pools = Resident() if self._cuda else self._resident  # a graph has its own
+            program.call = traced(program.vectorised, group, self.place, pools, self._compile)
         except torch.cuda.OutOfMemoryError:
             program.traced = False  # the stack will be halved
         except Exception as error:
@@ -262,27 +262,27 @@ class Stacked:
     def _faster(self, members: list[Request]) -> str:
         """Time some real steps both ways, all cores busy. The work is pure, so nothing but time is lost."""
         some = [request(_shortened(one.work), self.place) for one in members]
-        stacks = _cut(some, self._stack_count(len(some)))[: self.workers]
-        single = [[one] for one in some[: self.workers]]
+        stacks = [Group(chunk) for chunk in _cut(some, self._stack_count(len(some)))[: self.workers]]
+        single = [Group([one]) for one in some[: self.workers]]
         stacked, alone = self._time(stacks), self._time(single)
-        if stacked - VMAP_COST / len(stacks[0]) < alone:
+        if stacked - VMAP_COST / stacks[0].size < alone:
             for stack in stacks:
-                self._prepare(Group(stack), trace=True)
+                self._prepare(stack, trace=True)
             stacked, alone = self._time(stacks), self._time(single)
         picked = "stacked" if stacked < alone and some[0].key not in self._alone else "threaded"
         log.info(
             "%s of %d clients: %s (a step of a client takes %.3f ms stacked, %.3f ms alone)",
-            Group(some).name, len(members), picked, 1e3 * stacked, 1e3 * alone,
+            stacks[0].name, len(members), picked, 1e3 * stacked, 1e3 * alone,
         )  # fmt: skip
         return picked
 
-    def _time(self, chunks: list[list[Request]]) -> float:
+    def _time(self, groups: Sequence[Group]) -> float:
         """Seconds for each step of each client; the first time is not counted, because it is slower than all others."""
         for _ in range(2):
             start = time.perf_counter()
-            self._share(chunks)
+            self._share(groups)
             seconds = time.perf_counter() - start
-        return seconds / sum(one.steps for chunk in chunks for one in chunk)
+        return seconds / sum(sum(group.lengths) for group in groups)
 
 
 def _cut(members: list[T], parts: int) -> list[list[T]]:
