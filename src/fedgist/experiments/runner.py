@@ -80,7 +80,9 @@ def prepare(config: RunConfig) -> RunConfig:
         raise FedgistError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise FedgistError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
-    return dataclasses.replace(config, device=device, engine=engines.executor(config.engine, device).name)
+    # Not the engine that times its first steps: what it picks, and so the last digit, may differ from run to run.
+    engine = ("stacked" if kind == "cuda" else "threaded") if config.engine == "auto" else config.engine
+    return dataclasses.replace(config, device=device, engine=engines.executor(engine, device).name)
 
 
 def run(
