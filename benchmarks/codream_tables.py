@@ -101,7 +101,7 @@ def cells() -> Iterator[Cell]:
     for name, changes in VARIANTS.items():
         yield "variants", name, small | changes, None
     mixed = {"architectures": "lenet5:norm=batch,mlp:norm=batch,resnet9:width=8", "clients": 6, "alpha": 0.5}
-    yield "mixed", "codream", small | mixed, None
+    yield "mixed", "codream", small | mixed | {"dreams": 128, "clip": 5.0}, None
     yield "mixed", "independent", mixed | {"method": "independent", "dataset": "mnist5k", "rounds": 12} | {
         "steps": 20, "lr": 0.1, "momentum": 0.9,
     }, None  # fmt: skip

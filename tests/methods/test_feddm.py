@@ -25,6 +25,8 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.runner import run
+from fedgist.synthesis import surrogate
+from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.surrogate import Images, project
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -101,6 +103,18 @@ def test_only_classes_with_enough_samples_are_sent(monkeypatch: pytest.MonkeyPat
 def test_without_steps_feddm_sends_what_real_sends() -> None:
     assert tree.digest(after(federation("feddm", steps=0), 2)) == tree.digest(after(federation("real"), 2))
     assert tree.digest(after(federation("feddm", steps=2), 2)) != tree.digest(after(federation("real"), 2))
+
+
+def test_images_that_travel_as_bytes_lose_only_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matching stays inside the range, so nothing is clamped: half a level of 255 is all that may change."""
+    engine = federation("feddm", steps=5, lr=20.0, pixels="uint8", model="convnet")
+    kept, seen = sent(engine, monkeypatch), []
+    monkeypatch.setattr(surrogate, "quantise", lambda x, *ends: seen.append(x) or quantise(x, *ends))
+    after(engine)
+    assert kept[0]["0"].images.dtype == torch.uint8
+    before, received = torch.cat(seen), torch.cat([kept[0][id].images for id in kept[0]])
+    assert (dequantise(received, (0.0,), (1.0,)) - before).abs().max() < 0.5 / 255 + 1e-6
+    assert ((before == 0) | (before == 1)).any()  # the constraint was needed
 
 
 def test_real_images_are_real_and_those_of_synthesis_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

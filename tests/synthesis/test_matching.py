@@ -174,6 +174,14 @@ def test_stacked_clients_get_what_each_gets_alone() -> None:
         torch.testing.assert_close(tree.index(together, i), each, rtol=1e-10, atol=1e-12)
 
 
+def test_images_stay_in_their_box() -> None:
+    pool, _, w, images, (real, own), drawn = problem()
+    box = torch.tensor([-0.5, 0.8]).double().view(2, 1, 1, 1)
+    free, held = (matcher().step(matcher().init(images), drawn, pool, w, real, own, *given) for given in ([], [box]))
+    torch.testing.assert_close(held[0]["x"], free[0]["x"].clamp(-0.5, 0.8))
+    assert not torch.equal(held[0]["x"], free[0]["x"])
+
+
 def test_the_sphere_has_its_radius_and_no_direction() -> None:
     """Uniform on the sphere in d dimensions: E u = 0, E uuᵀ = (ρ²/d) I and E u₁⁴ = 3ρ⁴ / d(d + 2).
 

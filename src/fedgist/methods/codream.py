@@ -135,9 +135,9 @@ class CoDream(Taught):
         "small": {"dataset": "mnist5k", "model": "mlp:norm=batch", "rounds": 5, "steps": 20, "lr": 0.1}
         | {"momentum": 0.9, "dreams": 256, "exchanges": 20, "distil_batch": 64, "distil_lr": 0.05, "bits": 8}
         | {"note": "5,000 digits, 10 clients, 5 batches of 256 dreams in 20 exchanges each, 8-bit gradients"},
-        "demo": {"model": "mlp:hidden=100:norm=batch", "rounds": 2, "steps": 20, "lr": 0.1, "momentum": 0.9}
-        | {"dreams": 256, "exchanges": 20, "distil_batch": 64, "distil_lr": 0.05, "warm_up": 10, "bits": 8}
-        | {"note": "2 batches of 256 dreams in 20 exchanges each, 8-bit gradients"},
+        "demo": {"model": "mlp:hidden=100:norm=batch", "rounds": 2, "steps": 20, "warm_up": 10, "lr": 0.1}
+        | {"momentum": 0.9, "dreams": 256, "exchanges": 20, "distil_steps": 60, "distil_batch": 64, "distil_lr": 0.05}
+        | {"bits": 8, "note": "2 batches of 256 dreams in 20 exchanges each, 8-bit gradients"},
         "toy": {"model": "mlp:hidden=16:norm=batch", "rounds": 2, "warm_up": 1, "steps": 2, "batch": 8, "lr": 0.05}
         | {"dreams": 6, "exchanges": 3, "active": 0.6, "buffer": 9, "distil_steps": 2, "distil_batch": 4},
     }

@@ -25,6 +25,7 @@ from fedgist.core.work import Chunks, scan
 from fedgist.learning.optimisers import SGD
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import ClassBatches, ClassMeans, Matcher, class_means, shares
+from fedgist.synthesis.pixels import pixel_range
 from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 
 
@@ -101,5 +102,7 @@ class FedDM(Surrogate):
         start = images.new_zeros(len(mine), *self.task.shape)
         start[mine] = images
         carry = self.matcher.init(start)
-        found, _ = await scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own)
+        # as bytes, what lies outside would be clamped, and the match lost: stay inside from the start
+        box = [pixel_range(self.task.low, self.task.high)] if self.config.pixels == "uint8" else []
+        found, _ = await scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own, *box)
         return found["x"][mine]

@@ -143,8 +143,13 @@ class Matcher:
         """What the scan carries: the images and the optimiser's state."""
         return {"x": images}, self.optimiser.init({"x": images})
 
-    def step(self, carry: Tree, drawn: Tree, pool: Tree, w: Weights, real: Tensor, own: Tensor) -> Tree:
-        """One step of Algorithm 1, lines 12 to 15; `real` and `own` are the shares of real and synthetic images."""
+    def step(
+        self, carry: Tree, drawn: Tree, pool: Tree, w: Weights, real: Tensor, own: Tensor, box: Tensor | None = None
+    ) -> Tree:
+        """One step of Algorithm 1, lines 12 to 15; `real` and `own` are the shares of real and synthetic images.
+
+        With a `box` [2, channels, 1, 1] of lowest and highest pixels, images that leave it are put back.
+        """
         images, state = carry
         around = on_sphere(w, drawn["weights"], self.rho, self.net.buffers)
         target = self.real_means(self._embed(around, pool["x"][drawn["real"]], drawn), real, drawn["noise"])
@@ -153,7 +158,8 @@ class Matcher:
             return matching_loss(target, own @ self._embed(around, images["x"], drawn)), ()
 
         grads, _ = gradient(loss, images)
-        return self.optimiser.step(images, grads, state, self.lr)
+        moved, state = self.optimiser.step(images, grads, state, self.lr)
+        return moved if box is None else {"x": moved["x"].clamp(box[0], box[1])}, state
 
     def _embed(self, w: Weights, x: Tensor, drawn: Tree) -> Tensor:
         """The embeddings of augmented images, computed in the chosen precision, given in that of the images."""

@@ -8,6 +8,11 @@ from torch import Tensor
 LEVELS = 255
 
 
+def pixel_range(low: Sequence[float], high: Sequence[float]) -> Tensor:
+    """The lowest and the highest value of each channel, as [2, channels, 1, 1]."""
+    return torch.tensor([low, high], dtype=torch.float64)[:, :, None, None]
+
+
 def quantise(x: Tensor, low: Sequence[float], high: Sequence[float]) -> Tensor:
     """The nearest of 256 levels between low (0) and high (255) of each channel; what lies outside is clamped."""
     bottom, scale = _affine(x, low, high)
@@ -24,6 +29,5 @@ def dequantise(q: Tensor, low: Sequence[float], high: Sequence[float], dtype: to
 
 def _affine(like: Tensor, low: Sequence[float], high: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Level 0 and the distance between levels, for each channel."""
-    ends = torch.tensor([low, high], dtype=torch.float64)
-    bottom, scale = ends[0], (ends[1] - ends[0]) / LEVELS
-    return tuple(part.to(like.device, like.dtype).view(-1, 1, 1) for part in (bottom, scale))  # type: ignore[return-value]
+    bottom, top = pixel_range(low, high)
+    return bottom.to(like), ((top - bottom) / LEVELS).to(like)
