@@ -1,0 +1,74 @@
+"""What all commands share: their flags, and how they speak when something goes wrong.
+
+Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C.
+"""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedgist.core.errors import FedgistError
+
+
+def flag(name: str, help: str, metavar: str = "TEXT") -> Any:
+    return typer.Option(f"--{name}", help=help, metavar=metavar)
+
+
+# The values stay text until the configuration reads them, so that each mistake gets its one sentence.
+Dataset = Annotated[str | None, flag("dataset", "Data set.", "NAME")]
+DataDir = Annotated[str | None, flag("data-dir", "Folder with data files (or FEDGIST_DATA).", "DIR")]
+Clients = Annotated[str | None, flag("clients", "Number of clients.", "N")]
+Alpha = Annotated[str | None, flag("alpha", "Dirichlet concentration of the partition.", "X")]
+Partition = Annotated[str | None, flag("partition", "How the data is split.", "NAME")]
+Rounds = Annotated[str | None, flag("rounds", "Communication rounds.", "N")]
+Model = Annotated[str | None, flag("model", "Model, as in mlp or mlp:hidden=200x100.", "NAME")]
+Engine = Annotated[str | None, flag("engine", "auto, sequential, threaded, stacked or compiled.", "NAME")]
+Device = Annotated[str | None, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")]
+Seed = Annotated[str | None, flag("seed", "Seed of everything random.", "N")]
+Seeds = Annotated[str | None, flag("seeds", "Number of runs, with the seeds SEED, SEED + 1, …", "N")]
+Record = Annotated[str | None, flag("record", "Message types to keep in full, or all.", "TYPES")]
+Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small or demo.", "NAME")]
+Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
+Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
+Out = Annotated[Path | None, flag("out", "Folder to write to.", "DIR")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+
+
+def given(**flags: str | None) -> dict[str, str]:
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+@contextmanager
+def speaking(debug: bool) -> Iterator[None]:
+    """Turns what goes wrong into one line and the right exit code."""
+    try:
+        yield
+    except FedgistError as error:
+        fail(str(error), 2, debug)
+    except KeyboardInterrupt as stop:
+        fail(str(stop) or "stopped", 130, debug)
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
+
+
+def fail(line: str, code: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    print(f"fedgist: {line}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def note(note: str | None, quiet: bool) -> None:
+    if note and not quiet:
+        print(note, file=sys.stderr)

@@ -1,0 +1,97 @@
+"""Commands that tell what there is: list, config, cite, data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedgist.cli.common import DataDir, Debug, Profile, Set, speaking
+from fedgist.core.errors import unknown
+
+app = typer.Typer()
+data_app = typer.Typer(help="Data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+KINDS = ("methods", "datasets", "models", "partitions")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="methods, datasets, models or partitions; all without it.")] = None,
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Show what there is, one line each."""
+    with speaking(debug):
+        if kind is not None and kind not in KINDS:
+            raise unknown("list", kind, KINDS)
+        for name in KINDS if kind is None else (kind,):
+            lines = _available(name, data_dir)
+            width = max(map(len, lines))
+            print("\n".join([f"{name}:", *(f"  {key:{width}}  {line}" for key, line in lines.items())]))
+
+
+@app.command()
+def config(
+    method: Annotated[str, typer.Argument(help="The method.")],
+    profile: Profile = None,
+    set: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Print the configuration of a method, every option with its sentence: a file for --config."""
+    with speaking(debug):
+        from fedgist.experiments import config as configs
+
+        resolved = configs.resolve({"method": method}, configs.assignments(set or []), profile=profile)
+        print(configs.dump(resolved), end="")
+
+
+@app.command()
+def cite(method: Annotated[str, typer.Argument(help="The method.")], debug: Debug = False) -> None:
+    """Print the BibTeX entry of a method's paper."""
+    with speaking(debug):
+        from fedgist import methods
+
+        citation = methods.find(method).citation.strip()
+        print(citation or f"{method} has no paper of its own")
+
+
+@data_app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    directory: Annotated[Path, typer.Argument(help="Where to.")],
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Write a data set as .npz files that any machine reads with --data-dir."""
+    with speaking(debug):
+        from fedgist.data import datasets
+
+        print(datasets.export(name, directory, data_dir))
+
+
+@data_app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="The data set.")],
+    directory: Annotated[Path, typer.Argument(help="Where to.")],
+    debug: Debug = False,
+) -> None:
+    """Fetch a data set from the network, through torchvision or medmnist, and write it as export does."""
+    with speaking(debug):
+        from fedgist.data import datasets
+
+        print(datasets.download(name, directory))
+
+
+def _available(kind: str, data_dir: str | None) -> dict[str, str]:
+    if kind == "methods":
+        from fedgist import methods
+
+        return methods.available()
+    if kind == "models":
+        from fedgist import models
+
+        return models.available()
+    from fedgist.data import datasets, partitions
+
+    return datasets.available(data_dir) if kind == "datasets" else partitions.available()
