@@ -148,7 +148,7 @@ def run(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     """One cell, its seeds round by round together."""
     experiment, _, settings, _ = cell
     settings = layer(settings, options)
-    executor = engines.executor(options.engine, options.device)
+    executor = engines.executor(options.engine, options.device, tf32=options.tf32)
     runs = [federation(settings, seed, executor) for seed in range(options.seeds)]
     rounds, often = settings["rounds"], settings.get("distil_every", 1)
     rows: list[list[dict[str, float]]] = [[] for _ in runs]
@@ -173,6 +173,7 @@ def run(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
         "bytes_down": totals.bytes_down,
         "seconds": round(seconds, 1),
         "engine": executor.name,
+        "tf32": options.tf32,
         "device": str(executor.place.device),
     }
     if experiment == "mixed":
@@ -213,7 +214,8 @@ def main() -> None:
     parser.add_argument("--only", help="only cells whose name contains this")
     parser.add_argument("--data-dir", help="folder with mnist/ and cifar10/; without it, FEDGIST_DATA")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", default="measured")
+    parser.add_argument("--tf32", action="store_true", help="round the inputs of products to 10 bits")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--exchanges", type=int, help="at most so many exchanges a batch")
     parser.add_argument("--batches", type=int, help="at most so many batches of dreams")

@@ -29,11 +29,10 @@ from fedgist import methods, models
 from fedgist.core.config import build
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
-from fedgist.core.work import Place, scan
+from fedgist.core.work import scan
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.stacked import Stacked
 from fedgist.learning.training import trainer
 
 SHAPE, CLASSES = (1, 28, 28), 10
@@ -109,11 +108,7 @@ class Engine:
         config = build(method.Config, {key: getattr(settings, key) for key in names})
         task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {name: self.model}, name)
         kind, _, tf32 = engine.partition("+")
-        if tf32:
-            place = Place(torch.device(settings.device))
-            self.executor: Any = Stacked(place, compile=kind == "compiled", tf32=True)
-        else:
-            self.executor = executor(kind, settings.device)
+        self.executor: Any = executor(kind, settings.device, tf32=bool(tf32))
         self.engine = LocalEngine(
             method(config, task), {f"{i:03d}": site for i, site in enumerate(sites)}, seed=0, executor=self.executor
         )
@@ -170,7 +165,7 @@ def compare(name: str, settings: argparse.Namespace) -> dict[str, Any]:
             }
             for way, spent in turns.items()
         }
-    found["picked"] = {way: runner.executor.picked for way, runner in ways.items() if way == "auto"}.get("auto")
+    found["picked"] = {way: runner.executor.picked for way, runner in ways.items() if way == "measured"}.get("measured")
     return found
 
 
@@ -183,7 +178,7 @@ def show(name: str, found: dict[str, Any], parts: list[str]) -> None:
             + "".join(f"{c['ms']:>9.1f} ms{c['times_faster']:>9.2f}×{c['first_ms']:>9.0f} ms" for c in cells)
         )
     if found["picked"]:
-        print("auto picked:", found["picked"])
+        print("picked:", found["picked"])
 
 
 def main() -> None:
@@ -207,7 +202,7 @@ def main() -> None:
     default = (
         ["sequential", "stacked", "stacked+tf32", "compiled+tf32"]
         if cuda
-        else ["sequential", "threaded", "stacked", "auto"]
+        else ["sequential", "threaded", "stacked", "measured"]
     )
     settings.engines = settings.engines or default
     torch.manual_seed(0)  # the usual loop draws from the global generator

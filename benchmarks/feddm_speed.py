@@ -9,6 +9,7 @@ The error is that of the image gradient of one step, relative to plain float32 (
 import argparse
 import json
 import time
+from dataclasses import replace
 
 import torch
 
@@ -50,7 +51,7 @@ def main() -> None:
                 carry = matcher.init(images)
                 return matcher.step(carry, tree.index(plan, t), pool, w, real, own)[0]["x"] - images
 
-            with torch.no_grad(), float32_arithmetic(place, tf32):
+            with torch.no_grad(), float32_arithmetic(replace(place, tf32=tf32)):
                 gradient = step(0)  # compiles
                 exact = gradient if exact is None else exact
                 start = wait(place)

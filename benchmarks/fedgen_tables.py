@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--alphas", nargs="*", type=float, help="which concentrations; all without any")
     parser.add_argument("--data-dir", help="folder with mnist/ and fashion-mnist/; without it, FEDGIST_DATA")
     parser.add_argument("--dataset", help="another data set in the place of mnist")
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", default="measured")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=200)

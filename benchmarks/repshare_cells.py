@@ -55,7 +55,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seeds", type=int, default=5, help="how many, from 0")
     made.add_argument("--together", type=int, default=1, help="seeds driven together, which the stacked engine stacks")
-    made.add_argument("--engine", default="auto")
+    made.add_argument("--engine", default="measured")
+    made.add_argument("--tf32", action="store_true", help="round the inputs of products to 10 bits")
     made.add_argument("--device", default="cpu")
     made.add_argument("--data-dir", default=None, help="folder with data files; else the one that FEDGIST_DATA names")
     made.add_argument("--out", type=Path, required=True, help="JSON file of results; those in it are not run again")
@@ -65,7 +66,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def run_cells(cells: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """All results of the cells, cell by cell; what the file lacks is run and written at once."""
     results: dict[str, list[dict[str, Any]]] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    executor = engines.executor(options.engine, options.device)
+    executor = engines.executor(options.engine, options.device, tf32=options.tf32)
     for name, layer in cells.items():
         done = {result["seed"] for result in results.get(name, [])}
         seeds = [seed for seed in range(options.seeds) if seed not in done]

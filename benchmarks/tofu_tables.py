@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--only", help="only rows whose name contains this")
     parser.add_argument("--data-dir", help="folder with mnist/ and cifar10/; without it, FEDGIST_DATA")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", default="measured")
     parser.add_argument("--rounds", type=int, help="another number of rounds than the row's")
     parser.add_argument("--work", type=Path, default=Path("runs/tofu_tables"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=RESULTS)

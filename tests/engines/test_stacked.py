@@ -400,9 +400,9 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     ]
 
 
-def test_auto_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_measured_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedgist")
-    runner = executor("auto")
+    runner = executor("measured")
     engine = federation(runner, clients(*[20] * 10), steps=12)
     engine.run_round()
     engine.run_round()
@@ -414,15 +414,15 @@ def test_auto_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("way", ["stacked", "threaded"])
-def test_auto_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_measured_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureFixture) -> None:
     """The name of a computation is the same in another process, so a resumed run repeats what the first one picked."""
     caplog.set_level(logging.INFO, "fedgist")
-    first = executor("auto")
+    first = executor("measured")
     federation(first, clients(*[20] * 10), steps=12).run_round()
     picked = dict.fromkeys(first.picked, way)  # type: ignore[attr-defined]
     caplog.clear()
     results = []
-    for runner in (executor("auto", picked=picked), executor(way)):
+    for runner in (executor("measured", picked=picked), executor(way)):
         engine = federation(runner, clients(*[20] * 10), steps=12)
         engine.run_round()
         results.append(tree.digest(engine.state))

@@ -1,5 +1,6 @@
 """Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
 
+import dataclasses
 import json
 import statistics
 
@@ -13,6 +14,7 @@ from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.data import datasets, partitions
 from fedgist.engines.local import LocalEngine
+from fedgist.engines.stacked import Stacked
 from fedgist.experiments import config as configs
 from fedgist.experiments import folder as folders
 from fedgist.experiments import runner
@@ -247,6 +249,31 @@ def test_a_gpu_that_is_not_there():
     with pytest.raises(FedgistError, match="torch finds no GPU here; use --device cpu"):
         runner.run(config_of(device="cuda"))
     assert runner.prepare(config_of(device="auto")).device == "cpu"
+
+
+def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypatch):
+    config = config_of(engine="measured", clients=10, steps=12)
+    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "stacked")
+    runner.run(dataclasses.replace(config, rounds=2), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    folder = RunFolder(tmp_path / "run")
+    folder.config.write_text(configs.dump(runner.prepare(config)))
+    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "threaded")
+    runner.run(config, tmp_path / "run", resume=True)
+    assert set(json.loads(folder.result.read_text())["picked"].values()) == {"stacked"}
+
+
+@pytest.mark.parametrize(
+    ("values", "engine"),
+    [
+        ({}, "stacked"),
+        ({"model": "lenet5"}, "threaded"),
+        ({"architectures": "mlp,cnn"}, "threaded"),
+        ({"engine": "measured"}, "measured"),
+    ],
+)
+def test_the_automatic_engine_fits_the_model(values, engine):
+    assert runner.prepare(config_of(**values)).engine == engine
 
 
 def test_default_folders_name_method_data_seed_and_configuration():

@@ -27,7 +27,7 @@ Alpha = Annotated[str | None, flag("alpha", "Dirichlet concentration of the part
 Partition = Annotated[str | None, flag("partition", "How the data is split.", "NAME")]
 Rounds = Annotated[str | None, flag("rounds", "Communication rounds.", "N")]
 Model = Annotated[str | None, flag("model", "Model, as in mlp or mlp:hidden=200x100.", "NAME")]
-Engine = Annotated[str | None, flag("engine", "auto, sequential, threaded, stacked or compiled.", "NAME")]
+Engine = Annotated[str | None, flag("engine", "auto, sequential, threaded, stacked, compiled or measured.", "NAME")]
 Device = Annotated[str | None, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")]
 Seed = Annotated[str | None, flag("seed", "Seed of everything random.", "N")]
 Seeds = Annotated[str | None, flag("seeds", "Number of runs, with the seeds SEED, SEED + 1, …", "N")]

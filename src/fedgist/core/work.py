@@ -89,10 +89,11 @@ def length(xs: "Tree | Chunks") -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine computes, and in which floating dtype."""
+    """Where an engine computes, in which floating dtype, and whether a GPU may round the inputs of products to TF32."""
 
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype = torch.float32
+    tf32: bool = False
 
     def put(self, what: Tree) -> Tree:
         """Bring every tensor here; nothing is copied that is here already."""

@@ -12,24 +12,25 @@ from fedgist.engines.stacked import Stacked
 from fedgist.engines.threaded import Threaded
 
 EXECUTORS = {"sequential": Sequential, "threaded": Threaded, "stacked": Stacked}
-NAMES = ("auto", *EXECUTORS, "compiled")
+NAMES = (*EXECUTORS, "compiled", "measured")
 
 
 def executor(
-    name: str = "auto",
+    name: str,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     picked: Mapping[str, str] | None = None,
+    tf32: bool = False,
 ) -> Executor:
     """The executor of that name; `compiled` is `stacked` with compiled steps.
 
-    `auto` stacks on a GPU; on a CPU it measures for each computation whether stacks or single clients are faster, or
+    `measured` stacks on a GPU; on a CPU it times for each computation whether stacks or single clients are faster, or
     follows what an earlier run `picked`.
     """
     if name not in NAMES:
         raise unknown("engine", name, NAMES)
-    place = Place(torch.device(device), dtype)
-    if name == "auto":
+    place = Place(torch.device(device), dtype, tf32)
+    if name == "measured":
         return Stacked(place, measure=True, picked=picked)
     if name == "compiled":
         return Stacked(place, compile=True)

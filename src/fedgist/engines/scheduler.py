@@ -37,7 +37,7 @@ def drive_one(role: Role, place: Place) -> Any:
 
 
 @contextmanager
-def float32_arithmetic(place: Place, tf32: bool = False) -> Iterator[None]:
+def float32_arithmetic(place: Place) -> Iterator[None]:
     """On a GPU: products in float32, where torch's default takes TF32 for convolutions; or all of them in TF32."""
     if place.device.type != "cuda":
         yield
@@ -45,10 +45,10 @@ def float32_arithmetic(place: Place, tf32: bool = False) -> Iterator[None]:
     modules: list[Any] = [torch.backends.cuda.matmul]
     if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and later
         modules += [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
-        name, value = "fp32_precision", "tf32" if tf32 else "ieee"
+        name, value = "fp32_precision", "tf32" if place.tf32 else "ieee"
     else:
         modules += [torch.backends.cudnn]
-        name, value = "allow_tf32", tf32  # type: ignore[assignment]
+        name, value = "allow_tf32", place.tf32  # type: ignore[assignment]
     before = [getattr(module, name) for module in modules]
     try:
         for module in modules:

@@ -64,7 +64,6 @@ class Stacked:
     """Stacks all that can be stacked or, with `measure`, what is faster so: then `picked` says what was chosen.
 
     compile: compile each stacked step first, which takes a minute and pays in long runs.
-    tf32: let a GPU round the inputs of products to 10 bits.
     picked: choices of an earlier run, to be followed again.
     """
 
@@ -74,13 +73,12 @@ class Stacked:
         workers: int | None = None,
         *,
         compile: bool = False,
-        tf32: bool = False,
         measure: bool = False,
         picked: Mapping[str, str] | None = None,
     ):
-        self.name = "auto" if measure else "compiled" if compile else "stacked"
+        self.name = "measured" if measure else "compiled" if compile else "stacked"
         self.place, self.workers = place, workers or cores()
-        self._compile, self._tf32, self._measure = compile, tf32, measure
+        self._compile, self._measure = compile, measure
         self._cuda = place.device.type == "cuda"
         # A GPU that works for one client at a time mostly waits, so there is nothing to measure.
         self.picked: dict[str, str] = {"all work": "stacked"} if self._cuda and measure else dict(picked or {})
@@ -97,7 +95,7 @@ class Stacked:
         results: list[Any] = [None] * len(roles)
         outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
         try:
-            with float32_arithmetic(self.place, self._tf32):
+            with float32_arithmetic(self.place):
                 while outcomes:
                     works: dict[int, Work] = {}
                     for i in list(outcomes):

@@ -49,8 +49,9 @@ class RunConfig:
     client_test: str = option(
         "all", "What clients test their own models on: all test data, or that of their labels.", ("all", "own-labels")
     )
-    engine: str = option("auto", "Who computes: auto, sequential or threaded.")
+    engine: str = option("auto", "Who computes: auto, sequential, threaded, stacked, compiled or measured.")
     device: str = option("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.")
+    tf32: bool = option(False, "On a GPU, round the inputs of products to 10 bits: faster, no longer exact float32.")
     offline: float = option(0.0, "Chance that a client does not answer in a round.", low=0, high=1)
     delay: int = option(0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0)
     topology: str | None = option(

@@ -80,9 +80,15 @@ def prepare(config: RunConfig) -> RunConfig:
         raise FedgistError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise FedgistError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
-    # Not the engine that times its first steps: what it picks, and so the last digit, may differ from run to run.
-    engine = ("stacked" if kind == "cuda" else "threaded") if config.engine == "auto" else config.engine
+    engine = _fitting_engine(config, kind) if config.engine == "auto" else config.engine
     return dataclasses.replace(config, device=device, engine=engines.executor(engine, device).name)
+
+
+def _fitting_engine(config: RunConfig, device: str) -> str:
+    """By device and model, not by timing: what `measured` picks, and so the last digit, may differ from run to run."""
+    nets = config.architectures or (config.model,)
+    small = all(net.partition(":")[0] == "mlp" for net in nets)
+    return "stacked" if device == "cuda" or small else "threaded"
 
 
 def run(
@@ -143,7 +149,7 @@ class _Run:
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
         self.method = methods.find(config.method)(config.options, inputs.task)
-        executor = engines.executor(config.engine, config.device)
+        self.executor = executor = engines.executor(config.engine, config.device, tf32=config.tf32)
         self.test = executor.place.put(inputs.test)
         self.engine = LocalEngine(
             self.method,
@@ -163,6 +169,7 @@ class _Run:
         with closing(self._ledger(saved)) as self.engine.ledger:
             if saved is not None:
                 self.engine.restore(saved["engine"])
+                self._picked().update(json.loads(saved["picked"]))
             self.progress.start(title, self.engine.rounds_done, self.config.rounds)
             try:
                 while self.engine.rounds_done < self.config.rounds:
@@ -203,9 +210,14 @@ class _Run:
             "engine": self.engine.snapshot(),
             "ledger": json.dumps(self.engine.ledger.position()),
             "metrics": folder.metrics.stat().st_size,
+            "picked": json.dumps(self._picked()),
         }
         tree.save(kept, folder.checkpoint(self.engine.rounds_done))
         folder.drop_old_checkpoints()
+
+    def _picked(self) -> dict[str, str]:
+        """What the engine that measures has picked so far; to be followed when the run goes on."""
+        return getattr(self.executor, "picked", {})
 
     def _open(self, folder: RunFolder) -> Any:
         """Makes the folder, or finds the last checkpoint in it and cuts off what was written after."""
@@ -261,6 +273,7 @@ class _Run:
             **dataclasses.asdict(totals),
             "state_sha256": tree.digest(self.engine.snapshot()),
             "citation": self.method.citation,
+            "picked": self._picked(),
         }
         write_json(self.folder.result, {**more, **summary})
         return load_result(self.folder)
