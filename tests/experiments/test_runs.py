@@ -33,15 +33,15 @@ def contents(path):
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in folder.rows()]
     result = json.loads(folder.result.read_text())
     del result["seconds"]
-    transcript = {p.name: p.read_bytes() for p in sorted(folder.transcript.glob("*"))}
-    return rows, folder.ledger.read_text(), result, tree.digest(tree.load(folder.state)), transcript
+    kept = {p.name: p.read_bytes() for p in sorted([*folder.transcript.glob("*"), *folder.shown.glob("*")])}
+    return rows, folder.ledger.read_text(), result, tree.digest(tree.load(folder.state)), kept
 
 
 def test_the_folder_holds_the_run(tmp_path):
     config = config_of(record="Local")
     result = runner.run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    whole = {"config.toml", "env.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
+    whole = {"config.toml", "env.json", "method.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
     assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"}
     assert configs.resolve(configs.load(folder.config)) == runner.prepare(config)
     assert [row["round"] for row in folder.rows()] == [1, 2, 3, 4]

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.core.work import Suspend
@@ -45,6 +47,20 @@ class Ask:
     at_least: int
 
 
+@dataclass(frozen=True, eq=False)
+class Exhibit:
+    """Images [n, channels, height, width] or features [n, d] that a round made, for a person to look at."""
+
+    name: str
+    values: Tensor
+    labels: Tensor | None
+    """The class of each, or a probability for every class."""
+    owner: str
+    """The client that they come from, where it is one."""
+    stretched: bool
+    """Whether each image has a scale of its own, rather than that of the data's pixels."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """All that a node driving a round may know and do."""
@@ -54,6 +70,7 @@ class Federation:
     round: int
     rng: Rng
     info: Mapping[str, Mapping[str, Any]]
+    shown: list[Exhibit] = field(default_factory=list, compare=False, repr=False)
 
     def sample(self, active: int | float | None = None) -> list[str]:
         """A random choice of clients: a number of them, a fraction below 1, or all."""
@@ -70,6 +87,12 @@ class Federation:
         addressed = dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, msg)
         answers: Answers = await Suspend(Ask(self.node, addressed, reply, at_least))
         return answers
+
+    def show(
+        self, name: str, values: Tensor, labels: Tensor | None = None, owner: str = "", stretched: bool = False
+    ) -> None:
+        """Puts up something worth looking at. A run may keep it for its report; nothing else depends on it."""
+        self.shown.append(Exhibit(name, values, labels, owner, stretched))
 
 
 @dataclass

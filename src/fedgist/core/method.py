@@ -111,7 +111,7 @@ def _find_handlers(cls: type) -> list[Handler]:
     return found
 
 
-def who_sees_what(method: type[Method]) -> list[tuple[str, str, str, bool]]:
+def who_sees_what(method: type[Method] | Method) -> list[tuple[str, str, str, bool]]:
     """Every field that a client sends: (request, reply, field, additive). What is not additive the asker sees."""
     return [
         (handler.request.__name__, handler.reply.__name__, name, declared.additive)

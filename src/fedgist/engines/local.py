@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.federation import SERVER, Answers, Ask, Federation, Site, TooFewAnswers
+from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
 from fedgist.core.message import Codec, Leaves, add_up, size, tag_of
 from fedgist.core.method import Handler, Method, handler_for
@@ -38,6 +38,8 @@ class RoundReport:
     round: int
     answered: int
     skipped: str | None = None
+    shown: Sequence[Exhibit] = ()
+    """What the nodes put up for a person to look at."""
 
 
 @dataclass(eq=False)
@@ -149,14 +151,15 @@ class LocalEngine:
             if not isinstance(outcome, TooFewAnswers):
                 self.states[node] = outcome
         self.working = {}
-        return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None)
+        return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None, self.shown)
 
     def _begin(self, phase: str, round: int) -> None:
         self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
         self.working, self.working_under_way = {}, dict(self.under_way)
+        self.shown: list[Exhibit] = []
 
     def _federation(self, node: str, ids: Sequence[str]) -> Federation:
-        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info)
+        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
 
     def _random_outage(self, probability: float) -> Outage:
         def out(id: str, round: int, exchange: int) -> bool:

@@ -58,6 +58,9 @@ class RunConfig:
         None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
     )
     checkpoint_every: int = option(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
+    artifacts_every: int | None = option(
+        None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0
+    )
     record: tuple[str, ...] = option((), "Message types of which the encoded messages are kept.")
     options: Any = None
 

@@ -22,12 +22,14 @@ class RunFolder:
         self.path = Path(path)
         self.config = self.path / "config.toml"
         self.environment = self.path / "env.json"
+        self.method = self.path / "method.json"
         self.partition = self.path / "partition.json"
         self.indices = self.path / "partition.npz"
         self.metrics = self.path / "metrics.jsonl"
         self.ledger = self.path / "ledger.csv"
         self.checkpoints = self.path / "checkpoint"
         self.artifacts = self.path / "artifacts"
+        self.shown = self.path / "artifacts" / "shown"
         self.transcript = self.path / "artifacts" / "transcript"
         self.state = self.path / "artifacts" / "state.safetensors"
         self.result = self.path / "result.json"
@@ -55,6 +57,10 @@ class RunFolder:
 
     def checkpoint(self, round: int) -> Path:
         return self.checkpoints / f"round-{round:06d}.safetensors"
+
+    def exhibits(self, round: int) -> Path:
+        """What the round showed, where it was kept."""
+        return self.shown / f"round-{round:06d}.safetensors"
 
     def checkpoint_files(self) -> list[Path]:
         """Those that there are, the newest first."""

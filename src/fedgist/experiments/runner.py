@@ -1,6 +1,7 @@
 """Runs a configuration: builds the federation, runs its rounds, writes the folder, resumes a killed run exactly."""
 
 import dataclasses
+import inspect
 import json
 import os
 import platform
@@ -24,9 +25,11 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
+from fedgist.core.method import Method, who_sees_what
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
 from fedgist.engines.local import LocalEngine
+from fedgist.experiments import artifacts
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
@@ -185,6 +188,8 @@ class _Run:
         report = self.engine.run_round()
         seconds = time.perf_counter() - start
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
+            artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
         row = {"round": done, "seconds": round(seconds, 6), "answered": report.answered, "skipped": report.skipped}
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
@@ -233,6 +238,7 @@ class _Run:
         if self.inputs.parts is not None:
             _write_indices(folder.indices, self.inputs.parts)
         write_json(folder.environment, environment(self.config.device))
+        write_json(folder.method, _about(self.method))
         saved = _last_checkpoint(folder)
         length = 0 if saved is None else saved["metrics"]
         with folder.metrics.open("ab") as file:
@@ -312,6 +318,14 @@ def _write_indices(path: Path, parts: dict[str, np.ndarray]) -> None:
     with draft.open("wb") as file:
         np.savez_compressed(file, **parts)  # type: ignore[arg-type]
     draft.replace(path)
+
+
+def _about(method: Method) -> dict[str, Any]:
+    """What a reader of the folder wants to know about the method as it was configured: who sees what, above all."""
+    sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in who_sees_what(method)]
+    says = {handler.reply.__name__: inspect.getdoc(handler.reply) for handler in method.handlers.values()}
+    about = {"name": method.name, "summary": method.summary, "citation": method.citation}
+    return {**about, "sees": sees, "replies": says}
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -202,6 +202,8 @@ class CoDream(Taught):
             x, outputs = (torch.cat([getattr(alone[id], name) for id in alone]) for name in ("x", "outputs"))
             x, outputs = x[: self.config.dreams].unflatten(1, self.space.shape), outputs[: self.config.dreams]
         logits = outputs if self.config.labels == "logits" else outputs.clamp_min(1e-8).log()
+        if self.layer is None:  # activations are no pictures
+            fed.show("dreams", x, logits.softmax(1))
         state = {**state, "dreams": x, "buffer": self.remember(state["buffer"], x, logits)}
         if self.config.learners == "all":
             await fed.ask(cohort, Lesson(self.light(x.flatten(1)), logits), Done)

@@ -13,6 +13,7 @@ Deviations from the paper:
 7. Between peers a round is two exchanges: fetch what the neighbours released, then learn from it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,11 +134,21 @@ class RepresentationSharing(OwnModel):
     async def round(self, state: Any, fed: Federation) -> Any:
         self._check_names(fed)
         if fed.node in fed.ids:  # a peer: it is its own relay
-            state = self.store(state, await fed.ask(fed.ids, Fetch(), Representations), fed.round)
+            fetched = await fed.ask(fed.ids, Fetch(), Representations)
+            self.exhibit(fed, [id for id in fetched if id == fed.node], fetched)
+            state = self.store(state, fetched, fed.round)
             await fed.ask({fed.node: self.lesson(state, fed.node, fed.rng)}, None, Representations)
             return state
         lessons = {id: self.lesson(state, id, fed.rng) for id in fed.ids}
-        return self.store(state, await fed.ask(lessons, None, Representations), fed.round)
+        answers = await fed.ask(lessons, None, Representations)
+        self.exhibit(fed, answers.ids, answers)
+        return self.store(state, answers, fed.round)
+
+    def exhibit(self, fed: Federation, ids: Sequence[str], answers: Answers) -> None:
+        for id in ids:
+            there, observations = answers[id].observed.nonzero().flatten(), answers[id].observations
+            points, labels = observations[:, there].flatten(0, 1), there.repeat(len(observations))
+            fed.show("class representations", points, labels, id)
 
     def store(self, state: Any, answers: Answers, round: int) -> Any:
         """Class means over all samples of those who answered, and their observations in the place of older ones."""

@@ -105,6 +105,7 @@ class Surrogate(Method):
     async def round(self, state: Any, fed: Federation) -> Any:
         answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
         x, y, weight = self.pool(answers)
+        fed.show("images that the clients sent", x, y)
         return {"w": await self.train(state["w"], x, y, weight, fed.rng("batches"))}
 
     async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
