@@ -222,9 +222,7 @@ class Codec:
         return cls(**self.values(cls, leaves))
 
     def encode(self, msg: Any) -> bytes:
-        leaves = self.pack(msg)
-        body = [leaf.cpu().numpy().tobytes() for leaf in leaves.values()]
-        return b"".join([_header(type(msg), _describe(leaves)), *body])
+        return to_bytes(type(msg), self.pack(msg))
 
     def limit(self, cls: type) -> int:
         """The most bytes that a message of this type may have."""
@@ -235,16 +233,26 @@ class Codec:
             largest.append((name, widest, typing.cast("tuple[int, ...]", tuple(bounded))))
         return len(_header(cls, largest)) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in largest)
 
-    def decode(self, cls: type[T], data: bytes) -> T:
-        """The message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
+    def read(self, cls: type, data: bytes) -> Leaves:
+        """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
         if len(data) > self.limit(cls):
             raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
         self._check(cls, read_header(cls, data))
         try:
-            leaves = load(data)
+            found = load(data)
         except SafetensorError as error:
             raise WireError(f"{tag_of(cls)}: {error}") from error
-        return self.unpack(cls, leaves)
+        return {name: found[name] for name in self.layout(cls)}
+
+    def decode(self, cls: type[T], data: bytes) -> T:
+        """The message in `data` as a receiver sees it, or a `WireError`."""
+        return self.unpack(cls, self.read(cls, data))
+
+
+def to_bytes(cls: type, leaves: Leaves) -> bytes:
+    """A packed message as it travels."""
+    body = [leaf.cpu().numpy().tobytes() for leaf in leaves.values()]
+    return b"".join([_header(cls, _describe(leaves)), *body])
 
 
 def peek_tag(data: bytes) -> str:

@@ -6,18 +6,17 @@ Messages do not become bytes here, but they are checked, cast, copied and counte
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
-from fedgist.core.ledger import Entry, Ledger
-from fedgist.core.message import Codec, Leaves, add_up, size, tag_of
-from fedgist.core.method import Handler, Method, handler_for
-from fedgist.core.rng import Rng
+from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
+from fedgist.core.ledger import Ledger
+from fedgist.core.message import Leaves, tag_of
+from fedgist.core.method import Method
 from fedgist.core.tree import Tree
+from fedgist.engines.engine import Engine, RoundReport, SiteFailure, answer, client_rng
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 
 Outage = Callable[[str, int, int], bool]
@@ -25,21 +24,6 @@ Outage = Callable[[str, int, int], bool]
 
 Delay = Callable[[str, int], int]
 """How many rounds late the reply of a client (id, round) arrives."""
-
-
-class SiteFailure(Exception):
-    """A site could not answer; its state stays what it was, and the exchange goes on without it."""
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What happened in a round: how many clients answered each exchange at least, or why it was skipped."""
-
-    round: int
-    answered: int
-    skipped: str | None = None
-    shown: Sequence[Exhibit] = ()
-    """What the nodes put up for a person to look at."""
 
 
 @dataclass(eq=False)
@@ -52,7 +36,7 @@ class Delivery:
     reply: Any = None
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """A federation in one process. With a `topology` (node -> neighbours) every client drives rounds of its own.
 
     A reply that is late by `delay` rounds joins the first exchange for such replies after that, and says from which
@@ -72,19 +56,11 @@ class LocalEngine:
         offline: float | Outage = 0.0,
         delay: int | Delay = 0,
     ):
-        self.method, self.executor, self.ledger = method, executor, ledger or Ledger()
-        self.ids = tuple(sorted(sites))
+        super().__init__(method, sites, seed=seed, executor=executor, ledger=ledger, info=info)
         self.data = {id: sites[id].to(executor.place.device, executor.place.dtype) for id in self.ids}
-        self.info = {id: {"model": method.task.model, **(info or {}).get(id, {})} for id in self.ids}
         self.reach = {id: (id, *near) for id, near in topology.items()} if topology else {SERVER: self.ids}
-        self.rng = Rng(seed)
         self.outage = offline if callable(offline) else self._random_outage(offline)
         self.delay = delay if callable(delay) else self._random_delay(delay)
-        self.codecs = {
-            model: Codec(method.bounds(model), executor.place)
-            for model in {method.task.model, *(about["model"] for about in self.info.values())}
-        }
-        self.rounds_done = 0
         self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in self.reach}
         self.site_states: dict[str, Tree] = {}
         self.under_way: dict[str, Tree] = {}
@@ -93,16 +69,10 @@ class LocalEngine:
 
     # What a runner uses
 
-    @property
-    def state(self) -> Tree:
-        """The server's state; without a server, the states of all nodes."""
-        return self.states.get(SERVER, self.states)
-
     def run_round(self) -> RoundReport:
         return run_rounds([self])[0]
 
     def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
-        """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
         self._begin("evaluation", self.rounds_done)
         federation = self._federation(SERVER, self.ids)
         role = self.method.evaluate(self.state, federation, self._put(test))
@@ -113,7 +83,6 @@ class LocalEngine:
         return dict(outcome)
 
     def snapshot(self) -> Tree:
-        """All that is needed to go on from here."""
         return {
             "round": self.rounds_done,
             "states": self.states,
@@ -125,6 +94,9 @@ class LocalEngine:
         self.rounds_done = snapshot["round"]
         self.states, self.site_states = self._put(snapshot["states"]), self._put(snapshot["sites"])
         self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
+
+    def digest(self) -> str:
+        return tree.digest(self.snapshot())
 
     # A round
 
@@ -154,12 +126,8 @@ class LocalEngine:
         return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None, self.shown)
 
     def _begin(self, phase: str, round: int) -> None:
-        self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
+        super()._begin(phase, round)
         self.working, self.working_under_way = {}, dict(self.under_way)
-        self.shown: list[Exhibit] = []
-
-    def _federation(self, node: str, ids: Sequence[str]) -> Federation:
-        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
 
     def _random_outage(self, probability: float) -> Outage:
         def out(id: str, round: int, exchange: int) -> bool:
@@ -185,19 +153,15 @@ class LocalEngine:
             if self._unreachable(ask.node, name):
                 continue
             msg, model = ask.to[name], self.info[name]["model"]
-            handler = handler_for(self.method, type(msg))
-            if handler.reply is not ask.reply:
-                raise TypeError(
-                    f"{self.method.name}.{handler.name} replies {handler.reply.__name__}, not {ask.reply.__name__}"
-                )
+            handler = self.handler(ask, name)
             if (key := (id(msg), model)) not in packed:
                 leaves = self.codecs[model].pack(msg)
                 packed[key] = (self.codecs[model].unpack(type(msg), leaves), leaves)
             received, leaves = packed[key]
-            self._count(ask.node, name, "down", received, leaves, model)
+            self.count(ask.node, name, "down", type(msg), leaves)
             site = self._site(name)
-            answer = partial(self._answer, site, handler, received)
-            deliveries.append(Delivery(site, answer, tree.copy(site.state)))
+            start = partial(answer, self.method, handler, site, received)
+            deliveries.append(Delivery(site, start, tree.copy(site.state)))
         return deliveries
 
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
@@ -205,29 +169,17 @@ class LocalEngine:
         answered = [delivery for delivery in deliveries if not isinstance(delivery.reply, SiteFailure)]
         replies: dict[str, Leaves] = {}
         for delivery in answered:
-            id, model = delivery.site.id, delivery.site.info["model"]
-            leaves = self.codecs[model].pack(delivery.reply)
-            self._count(id, ask.node, "up", delivery.reply, leaves, model)
+            id = delivery.site.id
+            leaves = self.codec_of(id).pack(delivery.reply)
+            self.count(id, ask.node, "up", ask.reply, leaves)
             if late := self._lateness(ask.node, id):
                 reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply)}
                 self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": leaves}
             else:
                 replies[id] = leaves
         arrived = self._arrived(ask)
-        replies = dict(sorted({**replies, **{id: reply["leaves"] for id, reply in arrived.items()}}.items()))
-        if len(replies) < ask.at_least:
-            return TooFewAnswers(
-                f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
-                f"at least {ask.at_least} are needed"
-            )
-        codec = self.codecs[self.method.task.model]
-        total = add_up(ask.reply, replies.values())
-        visible = {
-            id: SimpleNamespace(**self.codecs[self.info[id]["model"]].values(ask.reply, leaves, additive=False))
-            for id, leaves in replies.items()
-        }
-        summed = SimpleNamespace(**codec.values(ask.reply, total, additive=True)) if replies else None
-        return Answers(tuple(replies), summed, visible, {id: reply["round"] for id, reply in arrived.items()})
+        replies |= {id: reply["leaves"] for id, reply in arrived.items()}
+        return self.show(ask, replies, {id: reply["round"] for id, reply in arrived.items()})
 
     def _unreachable(self, node: str, id: str) -> bool:
         """Whether a site cannot be asked: it is away, the peer that asks is, or it still owes that one a reply."""
@@ -262,43 +214,13 @@ class LocalEngine:
             self.working[delivery.site.id] = self._put(delivery.site.state)
 
     def _site(self, id: str) -> Site:
-        rng = self.rng("client", id)
+        rng = client_rng(self.rng.root, id)
         site = Site(id, self.round, self.data[id], None, rng("init"), self.info[id])
         state = self.working.get(id, self.site_states.get(id))
         if state is None:
             state = self.working[id] = self._put(self.method.client_init(site))
         site.state, site.rng = tree.copy(state), rng(self.phase, self.round, self.exchange)
         return site
-
-    async def _answer(self, site: Site, handler: Handler, msg: Any) -> Any:
-        tensors = [leaf for leaf in tree.leaves(vars(msg)) if isinstance(leaf, Tensor)]
-        versions = [tensor._version for tensor in tensors]
-        try:
-            reply = await getattr(self.method, handler.name)(site, msg)
-        except SiteFailure as failure:
-            return failure
-        except Exception as error:
-            fields = tree.map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf, vars(msg))
-            where = f"client {site.id}, round {self.round}, {self.method.name}.{handler.name}"
-            error.add_note(f"in {where}, answering {tag_of(type(msg))} {fields}")
-            raise
-        if versions != [tensor._version for tensor in tensors]:
-            raise RuntimeError(f"{self.method.name}.{handler.name} changed the message it received; copy it first")
-        if type(reply) is not handler.reply:
-            raise TypeError(f"{self.method.name}.{handler.name} must reply {handler.reply.__name__}")
-        return reply
-
-    def _count(self, sender: str, receiver: str, direction: str, msg: Any, leaves: Leaves, model: str) -> None:
-        if sender == receiver:  # a node that asks itself sends nothing
-            return
-        tag = tag_of(type(msg))
-        entry = Entry(self.round, self.phase, self.exchange, direction, sender, receiver, tag)
-        self.ledger.write(entry, size(type(msg), leaves))
-        if self.ledger.records(tag):
-            self.ledger.keep(entry, self.codecs[model].encode(msg))
-
-    def _put(self, what: Tree) -> Tree:
-        return self.executor.place.put(what)
 
 
 def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:

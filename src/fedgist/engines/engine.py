@@ -1,0 +1,179 @@
+"""What all engines share: who is asked, what is counted, what an asker is shown, and how a client answers.
+
+An exchange comes back to `Engine.show` as packed replies by site, and a site's reply leaves `answer` as a message that
+is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
+from fedgist.core.ledger import Entry, Ledger
+from fedgist.core.message import Codec, Leaves, add_up, schema_of, size, tag_of, to_bytes
+from fedgist.core.method import Handler, Method, handler_for
+from fedgist.core.rng import Rng
+from fedgist.core.tree import Tree
+from fedgist.engines.scheduler import Executor
+
+
+class SiteFailure(Exception):
+    """A site could not answer; its state stays what it was, and the exchange goes on without it."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round: how many clients answered each exchange at least, or why it was skipped."""
+
+    round: int
+    answered: int
+    skipped: str | None = None
+    shown: Sequence[Exhibit] = ()
+    """What the nodes put up for a person to look at."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Sites that were asked and did not answer, and why, where an engine knows."""
+
+
+class Engine(ABC):
+    """Abstract: a federation that a runner drives round by round."""
+
+    def __init__(
+        self,
+        method: Method,
+        ids: Iterable[str],
+        *,
+        seed: int,
+        executor: Executor,
+        ledger: Ledger | None = None,
+        info: Mapping[str, Mapping[str, Any]] | None = None,
+    ):
+        self.method, self.executor, self.ledger = method, executor, ledger or Ledger()
+        self.ids = tuple(sorted(ids))
+        self.info = {id: {"model": method.task.model, **(info or {}).get(id, {})} for id in self.ids}
+        self.rng = Rng(seed)
+        self.codecs = {
+            model: Codec(method.bounds(model), executor.place)
+            for model in {method.task.model, *(about["model"] for about in self.info.values())}
+        }
+        self.rounds_done = 0
+        self.states: dict[str, Tree] = {}
+
+    # What a runner uses
+
+    @property
+    def state(self) -> Tree:
+        """The server's state; without a server, the states of all nodes."""
+        return self.states.get(SERVER, self.states)
+
+    @abstractmethod
+    def run_round(self) -> RoundReport:
+        """One more round."""
+
+    @abstractmethod
+    def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
+
+    @abstractmethod
+    def snapshot(self) -> Tree:
+        """All that is needed to go on from here."""
+
+    @abstractmethod
+    def restore(self, snapshot: Tree) -> None:
+        """Go on from there."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of where the learning stands: equal runs have equal ones."""
+
+    # What engines use
+
+    def _begin(self, phase: str, round: int) -> None:
+        self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
+        self.shown: list[Exhibit] = []
+
+    def _federation(self, node: str, ids: Sequence[str]) -> Federation:
+        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
+
+    def codec_of(self, id: str) -> Codec:
+        """What the server and this site agreed on."""
+        return self.codecs[self.info[id]["model"]]
+
+    def handler(self, ask: Ask, id: str) -> Handler:
+        """The handler that answers what a site is asked."""
+        handler = handler_for(self.method, type(ask.to[id]))
+        if handler.reply is not ask.reply:
+            raise TypeError(
+                f"{self.method.name}.{handler.name} replies {handler.reply.__name__}, not {ask.reply.__name__}"
+            )
+        return handler
+
+    def count(self, sender: str, receiver: str, direction: str, cls: type, leaves: Leaves) -> None:
+        """Write a message into the ledger, and into the transcript where it is recorded."""
+        if sender == receiver:  # a node that asks itself sends nothing
+            return
+        entry = Entry(self.round, self.phase, self.exchange, direction, sender, receiver, tag_of(cls))
+        self.ledger.write(entry, size(cls, leaves))
+        if self.ledger.records(entry.type):
+            self.ledger.keep(entry, to_bytes(cls, leaves))
+
+    def show(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers | TooFewAnswers:
+        """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
+        replies = dict(sorted(replies.items()))
+        if len(replies) < ask.at_least:
+            return TooFewAnswers(
+                f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
+                f"at least {ask.at_least} are needed"
+            )
+        total = add_up(ask.reply, replies.values())
+        visible = {
+            id: SimpleNamespace(**self.codec_of(id).values(ask.reply, leaves, additive=False))
+            for id, leaves in replies.items()
+        }
+        codec = self.codecs[self.method.task.model]
+        summed = SimpleNamespace(**codec.values(ask.reply, total, additive=True)) if replies else None
+        return Answers(tuple(replies), summed, visible, late)
+
+    def _put(self, what: Tree) -> Tree:
+        return self.executor.place.put(what)
+
+
+def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:
+    """The sites whose additive fields have other shapes than those of most, so that they cannot be summed."""
+    additive = {name for name, (_, declared) in schema_of(reply).items() if declared.additive}
+    shapes = {
+        id: tuple(tuple(leaf.shape) for name, leaf in leaves.items() if name.split("/")[0] in additive)
+        for id, leaves in sorted(replies.items())
+    }
+    usual = Counter(shapes.values()).most_common(1)
+    return [id for id, shape in shapes.items() if shape != usual[0][0]]
+
+
+def client_rng(seed: int, id: str) -> Rng:
+    """The root of a client's randomness: the same wherever the client runs."""
+    return Rng(seed)("client", id)
+
+
+async def answer(method: Method, handler: Handler, site: Site, msg: Any) -> Any:
+    """A client's reply, or the failure it reports; any other exception says where it happened."""
+    tensors = [leaf for leaf in tree.leaves(vars(msg)) if isinstance(leaf, Tensor)]
+    versions = [tensor._version for tensor in tensors]
+    try:
+        reply = await getattr(method, handler.name)(site, msg)
+    except SiteFailure as failure:
+        return failure
+    except Exception as error:
+        fields = tree.map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf, vars(msg))
+        where = f"client {site.id}, round {site.round}, {method.name}.{handler.name}"
+        error.add_note(f"in {where}, answering {tag_of(type(msg))} {fields}")
+        raise
+    if versions != [tensor._version for tensor in tensors]:
+        raise RuntimeError(f"{method.name}.{handler.name} changed the message it received; copy it first")
+    if type(reply) is not handler.reply:
+        raise TypeError(f"{method.name}.{handler.name} must reply {handler.reply.__name__}")
+    return reply

@@ -1,0 +1,198 @@
+"""What a site runs: it takes an envelope, checks it and its policy, lets the method answer, keeps the client's state.
+
+The site's randomness derives from the run's seed and its own name exactly as in one process, so that both give the
+same. States are files under (run, phase, round, exchange); the server says from which to start, so a reply that was
+lost, a round that was skipped or a server that was restarted leaves no trace, and a restarted site finds its way back.
+"""
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from fedgist.core import tree
+from fedgist.core.federation import Site
+from fedgist.core.message import Codec, WireError, tag_of, to_bytes
+from fedgist.core.method import Method
+from fedgist.core.tree import Tree
+from fedgist.data.client_data import ClientData
+from fedgist.engines.audit import Audit
+from fedgist.engines.engine import SiteFailure, answer, client_rng
+from fedgist.engines.envelope import (
+    Header,
+    Introduction,
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    seal,
+    unseal,
+)
+from fedgist.engines.policy import Policy, Refused
+from fedgist.engines.scheduler import Executor
+
+log = logging.getLogger("fedgist")
+
+Prepare = Callable[[Start], tuple[Method, ClientData]]
+"""Builds the method of a run and loads the site's data for it."""
+
+PHASES = ("round", "evaluation")
+
+
+class States:
+    """The versions of a client's state in one run, on disk and in memory."""
+
+    def __init__(self, folder: Path, first: Tree, put: Callable[[Tree], Tree]):
+        self.folder, self._put = folder, put
+        self._known = {"": put(first)}
+
+    def get(self, version: str) -> Tree:
+        if version not in self._known:
+            path = self._path(version)
+            if not path.is_file():
+                raise SiteFailure(f"it does not hold its state {version} any more")
+            self._known[version] = self._put(tree.load(path))
+        return self._known[version]
+
+    def put(self, version: str, state: Tree) -> None:
+        self._known[version] = self._put(state)
+        tree.save(state, self._path(version))
+
+    def forget_all_but(self, versions: Collection[str]) -> None:
+        self._known = {version: state for version, state in self._known.items() if version in ("", *versions)}
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem not in versions:
+                path.unlink(missing_ok=True)
+
+    def _path(self, version: str) -> Path:
+        return self.folder / f"{version}.safetensors"
+
+
+class Run:
+    """One run, as a site takes part in it."""
+
+    def __init__(self, id: str, start: Start, method: Method, data: ClientData, executor: Executor, folder: Path):
+        self.id, self.start, self.method, self.data, self.executor = id, start, method, data, executor
+        self.codec = Codec(method.bounds(start.model), executor.place)
+        self.handlers = {tag_of(handler.request): handler for handler in method.handlers.values()}
+        first = method.client_init(self._site(0, None, "init"))
+        self.states = States(folder, first, executor.place.put)
+
+    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        if header.type not in self.handlers or header.phase not in PHASES:
+            raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
+        handler = self.handlers[header.type]
+        policy.check_reply(handler)
+        msg: Any = self.codec.decode(handler.request, payload)
+        before = self.states.get(header.state)
+        site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
+        (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
+        if isinstance(reply, SiteFailure):
+            raise reply
+        packed = to_bytes(handler.reply, self.codec.pack(reply))
+        if changed := not tree.same(site.state, before):
+            self.states.put(header.version, site.state)
+        self.states.forget_all_but({header.version, header.state, *header.keep})
+        return Reply(header.run, header.version, tag_of(handler.reply), changed), packed
+
+    def _site(self, round: int, state: Tree, *stream: str | int) -> Site:
+        rng = client_rng(self.start.seed, self.id)(*stream)
+        return Site(self.id, round, self.data, state, rng, {"model": self.start.model})
+
+
+class SiteHost:
+    """Answers envelopes, one at a time, whatever is in them."""
+
+    def __init__(
+        self,
+        id: str,
+        folder: Path,
+        prepare: Prepare,
+        executor: Executor,
+        policy: Policy | None = None,
+        model: str = "",
+    ):
+        self.id, self.folder, self.prepare, self.executor = id, folder, prepare, executor
+        self.policy, self.model = policy or Policy(), model
+        self.audit = Audit(folder / "audit.jsonl")
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+
+    def handle(self, data: bytes) -> bytes:
+        """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
+        with self._lock:
+            about: dict[str, Any] = {"kind": "unreadable"}
+            payload = b""
+            try:
+                header, body = unseal(data)
+                about = _about(header)
+                self.audit.write("in", data, **about)
+                answered, payload = self._answer(header, body)
+            except Exception as error:
+                if about["kind"] == "unreadable":
+                    self.audit.write("in", data, **about)
+                answered = self._refusal(error)
+            sealed = seal(answered, payload)
+            self.audit.write("out", sealed, **{**about, **_about(answered)})
+            return sealed
+
+    def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
+        if isinstance(header, Question):
+            self.policy.check_method(header.method)
+            return Introduction(self.model), b""
+        if isinstance(header, Start):
+            if self._run is None or self._run.start != header:
+                self._run = self._begin(header)
+            return Ready(), b""
+        if isinstance(header, Request):
+            if self._run is None or self._run.start.run != header.run:
+                self._run = self._begin(self._remembered(header.run))
+            return self._run.answer(header, payload, self.policy)
+        raise WireError(f"a site is not sent a {type(header).__name__}")
+
+    def _begin(self, start: Start) -> Run:
+        self.policy.check_method(start.method)
+        if self.model and start.model != self.model:
+            raise Refused(f"this site runs {self.model}, and the run wants {start.model} of it")
+        method, data = self.prepare(start)
+        self.policy.check_any_reply(method)
+        place = self.executor.place
+        data = self.policy.admit(data).to(place.device, place.dtype)
+        folder = self._folder(start.run)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = Run(self.id, start, method, data, self.executor, folder)
+        draft = folder / f".start.{os.getpid()}"
+        draft.write_bytes(seal(start))
+        draft.replace(folder / "start.envelope")
+        return run
+
+    def _remembered(self, run: str) -> Start:
+        """The start of a run that another process of this site answered."""
+        path = self._folder(run) / "start.envelope"
+        start = unseal(path.read_bytes())[0] if path.is_file() else None
+        if not isinstance(start, Start):
+            raise WireError(f"the run {run} was never started here")
+        return start
+
+    def _folder(self, run: str) -> Path:
+        return self.folder / "runs" / run
+
+    def _refusal(self, error: Exception) -> Refusal:
+        """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
+        why = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+        log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
+        if isinstance(error, (Refused, WireError, SiteFailure)):
+            return Refusal(isinstance(error, Refused), str(error))
+        return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
+
+
+def _about(header: Header) -> dict[str, Any]:
+    """What the audit log says about an envelope."""
+    fields = dataclasses.asdict(header)
+    names = ("run", "method", "round", "phase", "exchange", "type", "version", "changed", "refused", "why")
+    return {"kind": type(header).__name__, **{name: fields[name] for name in names if name in fields}}

@@ -1,0 +1,276 @@
+"""The federation across machines: rounds are driven here, sites answer elsewhere, and a transport carries the bytes.
+
+Whatever comes back is checked before it is believed: a reply that does not decode is that site's failure, is said so
+by name, and the exchange goes on without it. Peer-to-peer topologies are not for this engine: it is the server.
+"""
+
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedgist.core import tree
+from fedgist.core.config import options
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import SERVER, Answers, Ask, TooFewAnswers
+from fedgist.core.ledger import Ledger
+from fedgist.core.message import Leaves, WireError, tag_of, to_bytes
+from fedgist.core.method import Method, Task
+from fedgist.core.tree import Tree
+from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
+from fedgist.engines.envelope import Header, Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
+from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+
+log = logging.getLogger("fedgist")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A site that cannot be reached, or did not answer in time."""
+
+    why: str
+
+
+class Transport(Protocol):
+    """Carries envelopes to sites."""
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> Mapping[str, "bytes | Lost"]:
+        """Send each site its envelope and gather the answers, for at most `timeout` seconds.
+
+        May return once `enough` sites have answered; sites that are neither here nor lost then are simply not in it.
+        """
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, and for whom."""
+
+    timeout: float = 600.0
+    """Seconds until a site that does not answer is given up for the rest of the job."""
+    enough: float = 1.0
+    """The share of the asked sites whose answers suffice; below 1, ask more than needed and take the first."""
+    sites: int = 1
+    """The fewest sites to go on with."""
+
+    def count(self, asked: int, at_least: int) -> int:
+        """How many answers end an exchange."""
+        return min(asked, max(at_least, math.ceil(self.enough * asked)))
+
+
+class RemoteEngine(Engine):
+    """A federation whose sites are elsewhere. Their states stay with them; here is only which version is current."""
+
+    def __init__(
+        self,
+        method: Method,
+        transport: Transport,
+        info: Mapping[str, Mapping[str, Any]],
+        *,
+        seed: int,
+        executor: Executor,
+        ledger: Ledger | None = None,
+        patience: Patience | None = None,
+    ):
+        super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info)
+        self.transport, self.patience = transport, patience or Patience()
+        self.run = f"{method.name}-{secrets.token_hex(8)}"
+        self.states = {SERVER: self._put(method.server_init(self.rng(SERVER, "init")))}
+        self.versions: dict[str, str] = {}
+        """The committed version of each site's state; a site that is not in it has its first."""
+        self.working: dict[str, str] = {}
+        self.gone: dict[str, str] = {}
+        """Sites that are not asked any more, and why."""
+        self._started = False
+        self._kept: list[dict[str, str]] = []
+
+    def run_round(self) -> RoundReport:
+        self._begin("round", self.rounds_done + 1)
+        role = self.method.round(tree.copy(self.states[SERVER]), self._federation(SERVER, self.ids))
+        outcome = self._drive(role)
+        self.rounds_done += 1
+        skipped = str(outcome) if isinstance(outcome, TooFewAnswers) else None
+        if skipped is None:
+            self.states[SERVER] = outcome
+            self.versions.update(self.working)
+        return RoundReport(self.rounds_done, self.answered, skipped, self.shown, dict(self.missing))
+
+    def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        self._begin("evaluation", self.rounds_done)
+        role = self.method.evaluate(self.state, self._federation(SERVER, self.ids), self._put(test))
+        outcome = self._drive(role)
+        if isinstance(outcome, TooFewAnswers):
+            raise outcome
+        return dict(outcome)
+
+    def snapshot(self) -> Tree:
+        """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""
+        self._kept = [*self._kept[-1:], dict(self.versions)]
+        return {"round": self.rounds_done, "states": self.states, "run": self.run, "versions": dict(self.versions)}
+
+    def restore(self, snapshot: Tree) -> None:
+        self.rounds_done, self.run = snapshot["round"], snapshot["run"]
+        self.states, self.versions = self._put(snapshot["states"]), dict(snapshot["versions"])
+        self._kept, self._started = [dict(self.versions)], False
+
+    def digest(self) -> str:
+        return tree.digest([self.rounds_done, self.states])
+
+    # A round
+
+    def _begin(self, phase: str, round: int) -> None:
+        super()._begin(phase, round)
+        self.working, self.missing = {}, dict(self.gone)
+
+    def _drive(self, role: Role) -> Any:
+        """Drive a round coroutine exchange by exchange, until it has returned or got too few answers."""
+        value: Any = None
+        try:
+            while True:
+                (stop,) = self.executor.drive([until_ask(role, value)])
+                if isinstance(stop, Finished):
+                    return stop.result
+                value = self._ask(stop)
+                if isinstance(value, TooFewAnswers):
+                    return value
+        finally:
+            role.close()
+
+    def _ask(self, ask: Ask) -> Answers | TooFewAnswers:
+        """One exchange: pack and count the requests, have them carried, check and count the replies."""
+        if strangers := sorted(set(ask.to) - set(self.ids)):
+            raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
+        if not self._started:
+            self._start()
+        packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
+        requests, headers = {}, {}
+        for name in sorted(set(ask.to) - self.gone.keys()):
+            self.handler(ask, name)
+            msg, model = ask.to[name], self.info[name]["model"]
+            if (key := (id(msg), model)) not in packed:
+                leaves = self.codecs[model].pack(msg)
+                packed[key] = leaves, to_bytes(type(msg), leaves)
+            self.count(SERVER, name, "down", type(msg), packed[key][0])
+            headers[name] = self._request(name, tag_of(type(msg)))
+            requests[name] = seal(headers[name], packed[key][1])
+        came = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
+        replies = self._replies(ask, headers, came)
+        for name, leaves in replies.items():
+            self.count(name, SERVER, "up", ask.reply, leaves)
+        self.exchange += 1
+        self.answered = min(self.answered, len(replies))
+        return self.show(ask, replies, {})
+
+    def _replies(self, ask: Ask, headers: Mapping[str, Request], came: Mapping[str, bytes]) -> dict[str, Leaves]:
+        """The replies that can be used; where one made a new version of a site's state, that is now its working one."""
+        changed: dict[str, str] = {}
+        replies: dict[str, Leaves] = {}
+        for id, data in sorted(came.items()):
+            try:
+                header, payload = _opened(data, Reply)
+                if (header.run, header.version) != (headers[id].run, headers[id].version):
+                    raise WireError("it answers another request")
+                replies[id] = self.codec_of(id).read(ask.reply, payload)
+            except SiteFailure as failure:
+                self._miss(id, str(failure))
+            except WireError as error:
+                self._miss(id, f"sent what cannot be used: {error}")
+            else:
+                changed |= {id: header.version} if header.changed else {}
+        for id in misfits(ask.reply, replies):
+            self._miss(id, f"sent {tag_of(ask.reply)} in another shape than the others")
+            del replies[id]
+        self.working |= {id: version for id, version in changed.items() if id in replies}
+        return replies
+
+    def _request(self, id: str, tag: str) -> Request:
+        keep = {version for kept in [*self._kept, self.versions] if (version := kept.get(id))}
+        state = self.working.get(id, self.versions.get(id, ""))
+        return Request(self.run, self.round, self.phase, self.exchange, tag, state, sorted(keep))
+
+    def _exchange(self, requests: Mapping[str, bytes], enough: int) -> dict[str, bytes]:
+        """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""
+        if not requests:
+            return {}
+        came = self.transport.exchange(requests, self.patience.timeout, enough)
+        for id in sorted(requests):
+            found = came.get(id)
+            if found is None:
+                self._miss(id, "was not among the first to answer")
+            elif isinstance(found, Lost):
+                self.gone[id] = found.why
+                self._miss(id, f"{found.why}; the run goes on without it, and it can join again with --resume")
+        return {id: found for id, found in came.items() if id in requests and isinstance(found, bytes)}
+
+    def _miss(self, id: str, why: str) -> None:
+        if self.missing.get(id) != why:  # once a round, however many exchanges it has
+            log.warning(f"{self.phase} {self.round}: site {id} {why}")
+        self.missing[id] = why
+
+    # The beginning of a run
+
+    def _start(self) -> None:
+        """Tell all sites what this run is; those that will not or cannot take part are left out, and named."""
+        self._started = True
+        starts = {
+            id: seal(
+                Start(
+                    run=self.run,
+                    method=self.method.name,
+                    seed=self.rng.root,
+                    model=self.info[id]["model"],
+                    options={name: getattr(self.method.config, name) for name in options(self.method.config)},
+                    task=describe(self.method.task),
+                )
+            )
+            for id in self.ids
+            if id not in self.gone
+        }
+        for id, answer in self._exchange(starts, len(starts)).items():
+            try:
+                _opened(answer, Ready)
+            except (WireError, SiteFailure) as error:
+                self.gone[id] = str(error)
+                self._miss(id, f"does not take part: {error}")
+        if len(self.ids) - len(self.gone) < self.patience.sites:
+            reasons = "; ".join(f"{id}: {why}" for id, why in sorted(self.gone.items()))
+            raise FedgistError(f"fewer than {self.patience.sites} sites take part ({reasons})")
+
+
+def introductions(transport: Transport, ids: list[str], question: Question, timeout: float) -> dict[str, str | Lost]:
+    """What each site would run, or why it does not take part."""
+    asked = dict.fromkeys(ids, seal(question))
+    found: dict[str, str | Lost] = {}
+    for id, answer in transport.exchange(asked, timeout, len(ids)).items():
+        try:
+            found[id] = answer if isinstance(answer, Lost) else _opened(answer, Introduction)[0].model
+        except (WireError, SiteFailure) as error:
+            found[id] = Lost(str(error))
+    return found
+
+
+def describe(task: Task) -> dict[str, Any]:
+    """What a site is told of the task; of the server's unlabelled images only whether there are any."""
+    return {
+        "shape": list(task.shape),
+        "classes": task.classes,
+        "low": list(task.low),
+        "high": list(task.high),
+        "models": list(task.models),
+        "model": task.model,
+        "proxy": task.proxy is not None,
+    }
+
+
+def _opened(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
+    """The envelope, if it is of that kind; a refusal becomes the error that it tells."""
+    header: Header
+    header, payload = unseal(data)
+    if isinstance(header, Refusal):
+        raise SiteFailure(f"refused: {header.why}" if header.refused else header.why)
+    if not isinstance(header, kind):
+        raise WireError(f"expected {kind.__name__}, got {type(header).__name__}")
+    return header, payload
