@@ -106,6 +106,18 @@ def from_memory(
     return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None)
 
 
+def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
+    """The server's part of a federation whose sites hold the data: what is learned, who takes part, the test set."""
+    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
+    train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
+    named = _models(config, train.shape, train.classes, NONE)
+    task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
+    dealt = config.architectures or (config.model,)
+    info = {name: {"model": dealt[i % len(dealt)]} for i, name in enumerate(sorted(sites))}
+    return Inputs(task, {}, info, (test.x, test.y), counts={}, sha256="")
+
+
 def _models(config: RunConfig, shape: tuple[int, int, int], classes: int, own: Makers) -> dict[str, Model]:
     """Every architecture of the run by the name that the configuration gives it."""
     built: dict[str, Model] = {}

@@ -8,6 +8,7 @@ import platform
 import shlex
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,7 +29,9 @@ from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method, who_sees_what
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
+from fedgist.engines.engine import Engine
 from fedgist.engines.local import LocalEngine
+from fedgist.engines.scheduler import Executor
 from fedgist.experiments import artifacts
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
@@ -100,8 +103,12 @@ def run(
     resume: bool = False,
     inputs: Inputs | None = None,
     progress: Progress | None = None,
+    engine: "Maker | None" = None,
 ) -> Result:
-    """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any."""
+    """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any.
+
+    `engine` makes what runs it; without it, a federation in this process.
+    """
     config = dataclasses.replace(prepare(config), seeds=1)
     folder = None if out is None else RunFolder(out)
     if folder is not None and folder.started:
@@ -109,7 +116,7 @@ def run(
         if folder.finished:
             return load_result(folder)
     inputs = inputs or sources.from_dataset(config)
-    return _Run(config, inputs, folder, progress or Silent()).go()
+    return _Run(config, inputs, folder, progress or Silent(), engine or in_process).go()
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -148,22 +155,13 @@ def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
 class _Run:
     """One run under way."""
 
-    def __init__(self, config: RunConfig, inputs: Inputs, folder: RunFolder | None, progress: Progress):
+    def __init__(self, config: RunConfig, inputs: Inputs, folder: RunFolder | None, progress: Progress, make: "Maker"):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
         self.method = methods.find(config.method)(config.options, inputs.task)
         self.executor = executor = engines.executor(config.engine, config.device, tf32=config.tf32)
         self.test = executor.place.put(inputs.test)
-        self.engine = LocalEngine(
-            self.method,
-            inputs.sites,
-            seed=config.seed,
-            executor=executor,
-            info=inputs.info,
-            offline=config.offline,
-            delay=config.delay,
-            topology=_topology(config, inputs),
-        )
+        self.engine = make(self.method, inputs, config, executor)
 
     def go(self) -> Result:
         # Only now, when all that the user may have got wrong has been built, does the folder come to be.
@@ -190,7 +188,13 @@ class _Run:
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
-        row = {"round": done, "seconds": round(seconds, 6), "answered": report.answered, "skipped": report.skipped}
+        row: dict[str, Any] = {
+            "round": done,
+            "seconds": round(seconds, 6),
+            "answered": report.answered,
+            "skipped": report.skipped,
+        }
+        row |= {"missing": dict(report.missing)} if report.missing else {}
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
         totals = self.engine.ledger.totals()
@@ -277,7 +281,7 @@ class _Run:
             "seed": self.config.seed,
             "rounds": self.config.rounds,
             **dataclasses.asdict(totals),
-            "state_sha256": tree.digest(self.engine.snapshot()),
+            "state_sha256": self.engine.digest(),
             "citation": self.method.citation,
             "picked": self._picked(),
         }
@@ -291,6 +295,24 @@ class _Run:
         if OWN in (self.config.dataset, self.config.model):
             return Interrupted(kept, "the same call and resume=True")
         return Interrupted(kept, f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}")
+
+
+Maker = Callable[[Method, Inputs, RunConfig, Executor], Engine]
+"""What makes the engine of a run."""
+
+
+def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
+    """All clients here, in one process."""
+    return LocalEngine(
+        method,
+        inputs.sites,
+        seed=config.seed,
+        executor=executor,
+        info=inputs.info,
+        offline=config.offline,
+        delay=config.delay,
+        topology=_topology(config, inputs),
+    )
 
 
 def _topology(config: RunConfig, inputs: Inputs) -> topologies.Graph | None:
