@@ -35,7 +35,7 @@ from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.experiments.progress import Lines
 
 RESULTS = Path(__file__).parent / "results" / "feddm_tables.json"
-HARMLESS = {"precision", "compile", "even", "engine", "eval_every", "checkpoint_every"}
+HARMLESS = {"precision", "tf32", "even", "engine", "eval_every", "checkpoint_every"}
 """Options that change how a run is computed, not what."""
 Settings = dict[str, Any]
 

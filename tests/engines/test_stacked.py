@@ -152,6 +152,27 @@ def test_inputs_made_piece_by_piece() -> None:
         torch.testing.assert_close(result, execute(work, HERE))
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_a_stack_of_one_client(made: bool) -> None:
+    """What a GPU does with a single client, so that its steps can be recorded; and traced, to compile them."""
+
+    def step(carry: Any, x: Any, pool: Any, scale: Tensor) -> Any:
+        return {"w": carry["w"] * scale + pool["x"][x["index"]].sum()}
+
+    def plan(seed: int, first: int, count: int) -> Any:
+        return {"index": (torch.arange(first, first + count) % 5)[:, None]}
+
+    xs = Chunks(plan, 0, 40) if made else plan(0, 0, 40)
+    works = [Scan(step, {"w": torch.ones(3)}, xs, (Pool(x=torch.arange(n)), torch.tensor(0.9))) for n in (5, 8)]
+    groups = [Group([request(work, HERE)]) for work in works]
+    call = programs.Vectorised(groups[0])
+    quick = programs.traced(call, groups[0], HERE, Resident())
+    for work, group in zip(works, groups, strict=True):
+        for run in (call, quick):
+            (found,) = call.apart(programs.run_scan(run, group, HERE, Resident()), 1)
+            assert torch.equal(found["w"], execute(work, HERE)["w"])
+
+
 def test_gradients_are_stacked() -> None:
     points = [torch.tensor([1.0, 2.0]) * n for n in range(1, 4)]
     found = Stacked().drive([compute(Affine(2.0).gradient, at) for at in points])

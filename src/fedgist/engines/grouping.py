@@ -326,10 +326,10 @@ class Group:
         return (*([0] * len(self.carry)), *self.step_dims, *(column.dim for column in self.consts))
 
     @property
-    def pooled(self) -> list[bool]:
-        """Which tensors that the function takes are stacked pools, whose second dimension varies."""
+    def row_dims(self) -> dict[int, int]:
+        """Which tensors that the function takes are pools, and which of their dimensions varies."""
         before = len(self.carry) + len(self.step_dims)
-        return [False] * before + [column.pooled and not column.shared for column in self.consts]
+        return {before + i: 0 if pool.shared else 1 for i, pool in enumerate(self.consts) if pool.pooled}
 
     @property
     def identical(self) -> bool:
@@ -346,7 +346,7 @@ class Group:
     def segments(self, place: Place) -> Iterator[Segment]:
         """The inputs of the scan, `CHUNK` steps at a time; a client that has fewer is filled up with zeros."""
         last = max(self.lengths)
-        whole = [_by_step(column.tensors, last, place) for column in self.xs]
+        whole = [place.put(x.tensors[0]) if x.shared else _by_step(x.tensors, last, place) for x in self.xs]
         for first in range(0, last, CHUNK):
             count = min(CHUNK, last - first)
             piece = [x[first : first + count] for x in whole] if whole else self._make(first, count, place)
@@ -368,10 +368,8 @@ class Group:
 
 
 def _by_step(tensors: Sequence[Tensor], count: int, place: Place) -> Tensor:
-    """The inputs of all clients, steps first; a single tensor is shared by all and stays as it is."""
-    if len(tensors) == 1:
-        made = tensors[0]
-    elif all(tensor.shape[0] == count for tensor in tensors):
+    """The inputs of all clients, steps first."""
+    if all(tensor.shape[0] == count for tensor in tensors):
         made = torch.stack(list(tensors), 1)
     else:
         made = tensors[0].new_zeros(count, len(tensors), *tensors[0].shape[1:])

@@ -58,18 +58,19 @@ def traced(call: Vectorised, group: Group, place: Place, resident: Resident, com
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds of imports in some versions of torch
 
     tensors = first_arguments(group, place, resident)
-    pools = [i for i, pooled in enumerate(group.pooled) if pooled]
     graph = make_fx(call)(*tensors)
-    if pools:
-        longer = [torch.cat([x, x[:, :1]], 1) if i in pools else x for i, x in enumerate(tensors)]
+    if pools := group.row_dims:
+        longer = [
+            torch.cat([x, x.narrow(pools[i], 0, 1)], pools[i]) if i in pools else x for i, x in enumerate(tensors)
+        ]
         if make_fx(call)(*longer).code != graph.code:
             raise NotTraceable("it does more with a pool than index it")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     if not compile:
         return _without_gradients(graph.forward)
-    for i in pools:  # those of the next clients may be longer
-        torch._dynamo.maybe_mark_dynamic(tensors[i], 1)
+    for i, rows in pools.items():  # those of the next clients may be longer
+        torch._dynamo.maybe_mark_dynamic(tensors[i], rows)
     run = _without_gradients(torch.compile(graph, dynamic=False))
     run(*tensors)
     return run

@@ -146,7 +146,7 @@ class Stacked:
     def _share(self, groups: Sequence[Group]) -> list[list[Any]]:
         """The results of all: by the worker threads, or one after the other on a GPU."""
         for group in groups:
-            if group.size > 1 and group.key not in self._alone:
+            if self._together(group):
                 self._prepare(group)
         if self._cuda:
             return [self._run(group) for group in groups]
@@ -160,17 +160,24 @@ class Stacked:
 
     # How it is done
 
+    def _together(self, group: Group) -> bool:
+        """Whether a group runs as a stack: that of one client only on a GPU, where its steps can be recorded."""
+        worth = group.size > 1 or (self._cuda and group.is_scan and group.lengths[0] >= SHORTEST_CAPTURE)
+        return worth and group.key not in self._alone
+
     def _run(self, group: Group) -> list[Any]:
         """The results of equal requests; what cannot be stacked is done for one client after the other."""
-        if group.size == 1 or group.key in self._alone:
+        if not self._together(group):
             return [execute(one.work, self.place) for one in group.requests]
-        if group.identical:
+        if group.size > 1 and group.identical:
             once = execute(group.first, self.place)
             return [once, *(tree.map(_own, once) for _ in range(1, group.size))]
         half = math.ceil(group.size / 2)
         try:
             return self._stack(group)
         except torch.cuda.OutOfMemoryError:
+            if group.size == 1:
+                raise
             log.info("%s: %d clients do not fit on the GPU together, going on with %d", group.name, group.size, half)
         except Exception as error:
             # An error of the work itself is raised here.
@@ -212,7 +219,7 @@ class Stacked:
         program = self._program(group)
         program.runs, program.steps = program.runs + 1, program.steps + max(group.lengths)
         worth = trace or self._compile or (not self._cuda and program.steps >= WORTH_TRACING)
-        if program.traced or not worth or group.identical:
+        if program.traced or not worth or (group.size > 1 and group.identical):
             return
         program.traced = True
         try:

@@ -14,7 +14,6 @@ Deviations from the paper, and choices where it is silent (docs/feddm.md tells m
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedgist.core.config import option
@@ -40,9 +39,8 @@ class Config(SurrogateOptions):
         (), "Siamese augmentation of real and synthetic images, as in color,crop,cutout.", choices=KINDS
     )
     precision: str = option("float32", "What the matching step computes in.", choices=("float32", "bfloat16"))
-    compile: bool = option(False, "Compile the matching step's forward pass; pays on a GPU and for long runs.")
     even: bool = option(
-        False, "Equal shapes for all clients, so that an engine can stack them; classes not held then cost time."
+        False, "Places for full batches, also of rare classes: clients with equally many classes have equal shapes."
     )
 
 
@@ -73,7 +71,7 @@ class FedDM(Surrogate):
         super().__init__(config, task)
         self.matcher = Matcher(
             self.model, config.rho, SGD(config.momentum), config.lr, real_means,
-            Augmentation(config.augmentation), config.precision, config.compile,
+            Augmentation(config.augmentation), config.precision,
         )  # fmt: skip
 
     async def synthesise(self, me: Site, msg: Current) -> Images:
@@ -93,16 +91,13 @@ class FedDM(Surrogate):
 
     async def match(self, site: Site, w: Params, held: list[int], images: Tensor) -> Tensor:
         """T steps of matching (lines 11 to 15), the images of all classes in one tensor."""
-        classes = list(range(self.task.classes)) if self.config.even else held
-        members = [(site.data.y == c).nonzero().flatten() if c in held else site.data.y[:0] for c in classes]
+        members = [(site.data.y == c).nonzero().flatten() for c in held]
         batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even)
         plan = Chunks(batches.make, site.rng("matching").seed, self.config.steps)
-        mine = torch.tensor([c in held for c in classes], device=images.device).repeat_interleave(self.config.ipc)
-        own = shares([self.config.ipc * (c in held) for c in classes], [self.config.ipc] * len(classes))
-        start = images.new_zeros(len(mine), *self.task.shape)
-        start[mine] = images
-        carry = self.matcher.init(start)
+        own = shares([self.config.ipc] * len(held), [self.config.ipc] * len(held))
+        carry = self.matcher.init(images)
         # as bytes, what lies outside would be clamped, and the match lost: stay inside from the start
         box = [pixel_range(self.task.low, self.task.high)] if self.config.pixels == "uint8" else []
         found, _ = await scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own, *box)
-        return found["x"][mine]
+        made: Tensor = found["x"]
+        return made

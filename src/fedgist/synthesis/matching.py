@@ -10,7 +10,6 @@ Deviations from the paper:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from fedgist.core.rng import Rng, normal, uniform
 from fedgist.core.tree import Tree
-from fedgist.core.work import gradient, stacked
+from fedgist.core.work import gradient
 from fedgist.learning.optimisers import SGD, Weights
 from fedgist.models.model import Output
 from fedgist.synthesis.augmentation import UNCHANGED, Augmentation
@@ -39,12 +38,6 @@ def embed(net: Net, w: Weights, x: Tensor) -> Tensor:
     """h_w(x) and z_w(x) side by side: [images, features + classes]."""
     output = net(w, x)
     return torch.cat([output.features.flatten(1), output.logits], 1)
-
-
-@cache
-def compiled(net: Net) -> Callable[[Weights, Tensor], Tensor]:
-    """`embed` of one net through torch.compile, which fuses what lies between the convolutions."""
-    return torch.compile(partial(embed, net), dynamic=True)
 
 
 def on_sphere(w: Weights, seed: Tensor, radius: float, fixed: frozenset[str] = frozenset()) -> Weights:
@@ -91,7 +84,7 @@ class ClassBatches:
     """Which real images and which weights each step sees: `batch` samples of every class, all where it has fewer.
 
     `members` holds the positions of each class's samples, `n` is how many samples there are in all. With `even`, every
-    class gets `batch` places, so that all clients have equal shapes; `shares` tells which of them count.
+    class gets `batch` places, so that clients with equally many classes have equal shapes; `shares` tells which count.
     """
 
     members: Sequence[Tensor]
@@ -118,8 +111,6 @@ class ClassBatches:
         return {"real": torch.cat([self._draw(keys, own) for own in self.members], 1), **named}
 
     def _draw(self, keys: Tensor, own: Tensor) -> Tensor:
-        if len(own) == 0:
-            return torch.zeros(len(keys), self.batch if self.even else 0, dtype=torch.int64, device=own.device)
         # stable: equal keys are in the same order on every device
         drawn = own[keys[:, own].argsort(dim=1, stable=True)[:, : self.batch]]
         missing = self.batch - drawn.shape[1] if self.even else 0
@@ -137,7 +128,6 @@ class Matcher:
     real_means: ClassMeans = class_means
     augmentation: Augmentation = UNCHANGED
     precision: str = "float32"
-    compile: bool = False
 
     def init(self, images: Tensor) -> Tree:
         """What the scan carries: the images and the optimiser's state."""
@@ -166,5 +156,4 @@ class Matcher:
         x, dtype = self.augmentation(x, drawn["augmentation"]), x.dtype
         if self.precision == "bfloat16":
             w, x = {name: tensor.bfloat16() for name, tensor in w.items()}, x.bfloat16()
-        forward = compiled(self.net) if self.compile and not stacked() else partial(embed, self.net)
-        return forward(w, x).to(dtype)
+        return embed(self.net, w, x).to(dtype)
