@@ -161,7 +161,7 @@ class Encoder:
         their own.
         """
         sent = self._rounded(self.proxy(variables))
-        each, whole = self.cosines(self.synthetic(self._read(sent), w), direction, norms)
+        each, whole = self.cosines(self.synthetic(self.read(sent), w), direction, norms)
         factor = whole.expand_as(each) if self.objective == "global" else each
         scales = norms * torch.lerp(torch.ones_like(factor), factor.clamp_min(0.0), damped.to(factor))
         return {**sent, "scales": as_float32(scales)}, after_scaling(each, norms)
@@ -179,7 +179,7 @@ class Encoder:
 
     def decode(self, sent: Sent, w: Weights) -> Weights:
         """The update: each layer of U_syn at the norm that was sent."""
-        flat = self.synthetic(self._read(sent), w)
+        flat = self.synthetic(self.read(sent), w)
         flat = flat * self._spread(sent["scales"] / root(self._sums(flat * flat)))
         names = self.names
         parts = flat.split([w[name].numel() for name in names])
@@ -194,7 +194,8 @@ class Encoder:
         labels, weights = as_float32(proxy["labels"]), as_float32(proxy["weights"])
         return {"images": images, "ends": ends, "labels": labels, "weights": weights}
 
-    def _read(self, sent: Sent) -> Proxy:
+    def read(self, sent: Sent) -> Proxy:
+        """What a receiver makes of it: the images that bytes stand for."""
         images = restore(sent["images"], sent["ends"]) if self.pixels is torch.uint8 else sent["images"]
         return {**sent, "images": images}
 

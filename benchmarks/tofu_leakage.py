@@ -1,0 +1,186 @@
+"""What gradient inversion finds in FedAvg's updates and in TOFU's decoded ones, from the same weights and batches.
+
+    python benchmarks/tofu_leakage.py run       # mnist5k, LeNet5, seed 0; about half an hour on one core
+    python benchmarks/tofu_leakage.py show      # markdown
+    python benchmarks/tofu_leakage.py picture docs/images/tofu_leakage.png
+
+Each row is one round of one client, at fresh weights (early) or at those that FedAvg has after 30 rounds (late): so all
+methods are attacked at the same weights, with the same images and the same budget. TOFU runs as a single device, for an
+attack on what goes up. A row that is in the result file is not run again.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedgist import engines, methods
+from fedgist.core.ledger import Ledger
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import config as configs
+from fedgist.experiments import leakage, runner
+from fedgist.experiments.folder import RunFolder, write_json
+from fedgist.experiments.inputs import from_dataset
+from fedgist.privacy.inversion import Attack
+
+RESULTS = Path(__file__).parent / "results" / "tofu_leakage.json"
+GROUND = {"dataset": "mnist5k", "model": "lenet5", "partition": "iid", "clients": 10, "seed": 0, "device": "cpu"}
+LATE = GROUND | {"method": "fedavg", "rounds": 30, "steps": 20, "batch": 32, "lr": 0.1, "eval_every": 0}
+METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg": {"method": "fedavg"},
+    "TOFU, N=8": {"method": "tofu", "single": True, "images": 8},
+    "TOFU, N=16": {"method": "tofu", "single": True, "images": 16},
+}
+WORK: dict[str, dict[str, Any]] = {
+    "1 image": {"steps": 1, "batch": 1},
+    "4 images": {"steps": 1, "batch": 4},
+    "8 images": {"steps": 1, "batch": 8},
+    "epoch of 32": {"epochs": 1, "batch": 8, "limit": 320},
+}
+CLIENTS = {"1 image": ("0", "1")}
+RESTARTS = {"1 image": 2}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One update that is attacked."""
+
+    attack: str
+    work: str
+    when: str
+    method: str
+    client: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.attack}: {self.work}, {self.when}, {self.method}, client {self.client}"
+
+
+def rows() -> Iterator[Row]:
+    """All rows, the most important first."""
+    for work in WORK:
+        for when in ("early", "late"):
+            for client in CLIENTS.get(work, ("0",)):
+                for method in METHODS:
+                    yield Row("cosine", work, when, method, client)
+    for method in METHODS:
+        yield Row("dlg", "1 image", "early", method, "0")
+
+
+def late_weights(work: Path) -> Any:
+    return runner.run(configs.resolve(LATE), work / "late", resume=True).weights
+
+
+def record(row: Row, work: Path) -> RunFolder:
+    """One round of one client as a run with `--record all` keeps it, from the weights that the row names."""
+    folder = RunFolder(work / row.key.partition(": ")[2].replace(" ", "").replace(",", "-"))
+    if any(folder.transcript.glob(f"*-{row.client}-server-*")):
+        return folder
+    rounds = 0 if row.when == "early" else LATE["rounds"]
+    settings = GROUND | {"lr": 0.1, "rounds": rounds + 1, "record": "all", **WORK[row.work], **METHODS[row.method]}
+    config = runner.prepare(configs.resolve(settings))
+    inputs = from_dataset(config)
+    folder.create(configs.dump(config))
+    write_json(folder.partition, {"sha256": inputs.sha256})
+    method = methods.find(config.method)(config.options, inputs.task)
+    engine = LocalEngine(
+        method,
+        {row.client: inputs.sites[row.client]},
+        seed=config.seed,
+        executor=engines.executor("sequential", "cpu"),
+        ledger=Ledger(folder.ledger, row.key, ("all",), folder.transcript),
+    )
+    if rounds:
+        engine.rounds_done = rounds
+        engine.states["server"] = {**engine.state, "w": late_weights(work)}
+    engine.run_round()
+    engine.ledger.close()
+    return folder
+
+
+def run(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    folder = record(row, options.work)
+    attack = Attack(row.attack, iterations=options.iterations, restarts=RESTARTS.get(row.work, 1))
+    round = 1 if row.when == "early" else LATE["rounds"] + 1
+    start = time.perf_counter()
+    finding = leakage.invert(folder, attack, row.client, round)
+    leakage.write(finding, folder)
+    return {
+        **finding.report,
+        "iterations": attack.iterations,
+        "restarts": attack.restarts,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def show(results: dict[str, Any]) -> None:
+    head = "cosine seen | labels right | PSNR found | SSIM found | PSNR proxy | SSIM proxy | PSNR class means | SSIM"
+    print(f"| update | method | {head} |\n{'|---' * 10}|")
+    cells: dict[tuple[str, str, str, str], list[Any]] = {}
+    for row in rows():
+        if row.key in results:
+            cells.setdefault((row.attack, row.work, row.when, row.method), []).append(results[row.key])
+    for (attack, work, when, method), found in cells.items():
+        texts = [f"{mean(found, 'cosine_seen'):.3f}"]
+        texts.append(f"{sum(one['labels_right'] for one in found)} of {sum(one['images'] for one in found)}")
+        for name in ("recovered", "proxy images", "class means"):
+            there = [one["similarity"][name] for one in found if name in one["similarity"]]
+            texts += [f"{mean(there, 'psnr'):.1f}", f"{mean(there, 'ssim'):.2f}"] if there else ["", ""]
+        print(f"| {attack}, {work}, {when} | {method} | {' | '.join(texts)} |")
+
+
+def mean(found: list[Any], key: str) -> float:
+    return statistics.fmean(one[key] for one in found)
+
+
+def picture(options: argparse.Namespace) -> None:
+    """For each cell in turn: the true images, what is found in FedAvg's update, in TOFU's, and TOFU's own images."""
+    lines = []
+    for work, when, client in (("1 image", "early", "0"), ("4 images", "early", "0"), ("4 images", "late", "0")):
+        kept = {}
+        for method in ("FedAvg", "TOFU, N=16"):
+            folder = record(Row("cosine", work, when, method, client), options.work)
+            (path,) = (folder.artifacts / "inversion").glob("*-cosine-steps.npz")
+            with np.load(path) as arrays:
+                kept[method] = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        raw, decoded = kept.values()
+        lines.append([raw["true"], raw["recovered"], decoded["recovered"], decoded["proxy"]])
+    options.picture.parent.mkdir(parents=True, exist_ok=True)
+    leakage.picture([torch.cat(column) for column in zip(*lines, strict=True)], options.picture)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "show", "picture"))
+    parser.add_argument("picture", nargs="?", type=Path, help="where to write the picture")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
+    parser.add_argument("--iterations", type=int, default=1500)
+    parser.add_argument("--work", type=Path, default=Path("runs/tofu_leakage"), help="folder of the runs")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    if options.action == "show":
+        show(results)
+    elif options.action == "picture":
+        picture(options)
+    else:
+        for row in rows():
+            if options.only in row.key and row.key not in results:
+                results[row.key] = found = run(row, options)
+                write_json(options.out, results)
+                similar = found["similarity"]["recovered"]
+                print(
+                    f"{row.key}: {similar['psnr']:.1f} dB, SSIM {similar['ssim']:.2f}, {found['seconds']:.0f} s",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Commands that attack what a run sent, to show what it gives away: attack inversion."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedgist.cli.common import Debug, Json, flag, speaking
+from fedgist.core.errors import FedgistError
+
+app = typer.Typer()
+attack_app = typer.Typer(help="Attacks on a recorded run: what its messages give away.", no_args_is_help=True)
+app.add_typer(attack_app, name="attack")
+
+ROWS = {
+    "recovered": "what the attack found",
+    "proxy images": "TOFU's synthetic images as they are",
+    "class means": "nothing found: mean test image of each true label",
+    "mean image": "nothing found: mean test image",
+    "noise": "nothing found: noise",
+}
+
+
+@attack_app.command()
+def inversion(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of fedavg or tofu, made with --record all.")],
+    round: Annotated[int, flag("round", "The round whose update is attacked.", "N")] = 1,
+    client: Annotated[str | None, flag("client", "The client; the first without it.", "ID")] = None,
+    kind: Annotated[str, flag("attack", "cosine (Geiping et al. 2020) or dlg (Zhu et al. 2019).", "NAME")] = "cosine",
+    labels: Annotated[str, flag("labels", "recovered from the update, or optimised.", "HOW")] = "recovered",
+    view: Annotated[str, flag("view", "steps repeats the local steps; gradient takes them for one.", "NAME")] = "steps",
+    iterations: Annotated[int, flag("iterations", "Iterations of a search.", "N")] = 1000,
+    restarts: Annotated[int, flag("restarts", "Searches, of which the best fit counts.", "N")] = 1,
+    lr: Annotated[float, flag("lr", "Step of the cosine attack (signed Adam).", "X")] = 0.1,
+    tv: Annotated[float, flag("tv", "Weight of total variation in the cosine attack.", "X")] = 0.03,
+    seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Gradient inversion: look for a client's images in the update that it sent.
+
+    The attacker knows the model, the weights before, the update, how clients train, how many images there are, and the
+    range of pixels. The true images are rebuilt only to judge what it found.
+    """
+    with speaking(debug):
+        from fedgist.experiments import leakage
+        from fedgist.experiments.folder import run_folders
+        from fedgist.privacy.inversion import ATTACKS, LABELS, Attack
+
+        for name, value, known in (
+            ("attack", kind, ATTACKS),
+            ("labels", labels, LABELS),
+            ("view", view, leakage.VIEWS),
+        ):
+            if value not in known:
+                raise FedgistError(f"--{name} must be {' or '.join(known)}, not {value!r}")
+        for name, number, least in (("round", round, 1), ("iterations", iterations, 1), ("restarts", restarts, 1)):
+            if number < least:
+                raise FedgistError(f"--{name} must be at least {least}, not {number}")
+        if lr <= 0 or tv < 0:
+            raise FedgistError("--lr must be above 0, and --tv not below it")
+        folders = run_folders(run)
+        if len(folders) > 1:
+            raise FedgistError(f"{run} holds {len(folders)} runs; name one, such as {folders[0].path}")
+        chosen = Attack(kind, labels, iterations, restarts, lr, tv)
+        finding = leakage.invert(folders[0], chosen, client, round, view, seed)
+        written = leakage.write(finding, folders[0])
+        if as_json:
+            print(json.dumps({**finding.report, "files": [str(path) for path in written]}))
+        else:
+            _show(finding.report, written)
+
+
+def _show(report: dict[str, Any], written: list[Path]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "PSNR", "best", "SSIM", "best")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, found in report["similarity"].items():
+        psnr, ssim, psnr_best, ssim_best = (found[key] for key in ("psnr", "ssim", "psnr_best", "ssim_best"))
+        table.add_row(ROWS[name], f"{psnr:.1f} dB", f"{psnr_best:.1f} dB", f"{ssim:.2f}", f"{ssim_best:.2f}")
+    images, steps = report["images"], report["local_steps"]
+    print(f"client {report['client']}, round {report['round']}: {images} images in {steps} local steps")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    print(f"labels    {report['labels_right']} of {images} right")
+    print(f"cosine    {report['cosine_seen']:.3f} of the update that was seen with the client's own,")
+    print(f"          {report['cosine_recovered']:.3f} with that of the images found")
+    if report["seen"] == "only as a sum":
+        print("seen      the server gets these weights only in a sum over clients: this is what whoever breaks it sees")
+    else:
+        print("seen      the server decodes each client's update by itself")
+    for path in written:
+        print(f"written   {path}")

@@ -1,0 +1,186 @@
+"""What an attack on a finished run's transcript finds, judged by the images that the client really used.
+
+The attack gets what `privacy.transcript` reads and what is public: model, options, range of pixels, number of images.
+The true images are rebuilt from the run's configuration, its data and the client's own plan of batches, and only judge.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist import methods
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.rng import Rng
+from fedgist.experiments import config as configs
+from fedgist.experiments import inputs as sources
+from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.learning.training import trainer
+from fedgist.privacy import similarity
+from fedgist.privacy.inversion import Attack, Training, cosine
+from fedgist.privacy.similarity import Match
+from fedgist.privacy.transcript import Transcript, update_of
+
+VIEWS = ("steps", "gradient")
+CAN_BE_INVERTED = ("fedavg", "tofu")
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What an attack found, beside what there was to find."""
+
+    report: dict[str, Any]
+    """Numbers, as JSON takes them."""
+    true: Tensor
+    """The client's images, pixels between 0 and 1."""
+    recovered: Tensor
+    """The image that was matched to each of them."""
+    proxy: Tensor | None
+    """TOFU's synthetic images, the best match of each true one first."""
+
+
+def invert(
+    folder: RunFolder, attack: Attack, client: str | None = None, round: int = 1, view: str = "steps", seed: int = 0
+) -> Finding:
+    """Inverts the update of one client in one round; `view` says whether the attacker repeats its local steps."""
+    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
+    if config.method not in CAN_BE_INVERTED:
+        raise FedgistError(f"inversion knows the updates of {' and '.join(CAN_BE_INVERTED)}, not of {config.method}")
+    if not folder.transcript.is_dir():
+        raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
+    inputs = _same_inputs(folder, config)
+    client = min(inputs.sites) if client is None else client
+    if client not in inputs.sites:
+        raise unknown("client", client, inputs.sites)
+    method = methods.find(config.method)(config.options, inputs.task)
+    seen = update_of(Transcript(folder.transcript, method), client, round)
+    data, rng = inputs.sites[client], Rng(seed)("inversion", client, round)
+    learner, lr = trainer(config.options, method.model), config.options.lr_at(round)
+
+    # What the attacker does: its plan has as many images as the client's, in an order of its own.
+    stand_in = dataclasses.replace(data, x=torch.zeros_like(data.x), y=torch.zeros_like(data.y))
+    training = Training(learner, lr, _numbered(config.options.plan(stand_in, rng("order")))[0])
+    if view == "gradient":
+        everything = {"index": torch.arange(training.count)[None], "mask": torch.ones(1, training.count)}
+        training = Training(learner, lr, everything)
+    low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
+    update = {name: value / lr for name, value in seen.update.items()}
+    recovered = attack(training, seen.before, update, low, high, rng)
+
+    # What there was to find.
+    own = Rng(config.seed)("client", client)("round", round, seen.reply.exchange)("batches")
+    plan, used = _numbered(config.options.plan(data, own))
+    x, y = data.x[used], data.y[used]
+    with torch.no_grad():
+        real = Training(learner, lr, plan).update(seen.before, x, y)
+    scale = Pixels(low, high)
+    true, found = scale(x), scale(recovered.x)
+    matches = {"recovered": similarity.match(found, true)}
+    proxy = None if seen.proxy is None else scale(seen.proxy)
+    if proxy is not None:
+        matches["proxy images"] = similarity.match(proxy, true)
+        proxy = proxy[matches["proxy images"].image]
+    matches |= _nothing_found(inputs.test, scale, true, y, rng("noise"))
+    report = {
+        "method": config.method,
+        "client": client,
+        "round": round,
+        "images": len(true),
+        "local_steps": len(plan["index"]),
+        "attack": attack.kind,
+        "view": view,
+        "seed": seed,
+        "seen": "only as a sum" if seen.proxy is None else "each client's",
+        "cosine_seen": float(cosine(real, update)),
+        "cosine_recovered": recovered.cosine,
+        "labels_right": _common(recovered.y, y),
+        "similarity": {name: _summary(one) for name, one in matches.items()},
+    }
+    return Finding(report, true, found[matches["recovered"].image], proxy)
+
+
+def write(finding: Finding, folder: RunFolder) -> list[Path]:
+    """Keeps the numbers, the images, and, where Pillow is there, a picture; returns what was written."""
+    report = finding.report
+    name = f"round-{report['round']}-client-{report['client']}-{report['attack']}-{report['view']}"
+    place = folder.artifacts / "inversion"
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / f"{name}.json", report)
+    rows = {"true": finding.true, "recovered": finding.recovered}
+    if finding.proxy is not None:
+        rows["proxy"] = finding.proxy
+    np.savez_compressed(place / f"{name}.npz", allow_pickle=False, **{key: x.numpy() for key, x in rows.items()})
+    written = [place / f"{name}.json", place / f"{name}.npz"]
+    try:
+        picture(list(rows.values()), place / f"{name}.png")
+    except ImportError:
+        return written
+    return [*written, place / f"{name}.png"]
+
+
+def picture(rows: list[Tensor], path: Path, most: int = 16, zoom: int = 2) -> None:
+    """Images side by side, one row for each set, at most so many of each."""
+    from PIL import Image
+
+    height, width = rows[0].shape[-2:]
+    columns = min(most, max(map(len, rows)))
+    sheet = torch.ones(3, len(rows) * (height + 2) - 2, columns * (width + 2) - 2)
+    for i, row in enumerate(rows):
+        for j, image in enumerate(row[:most]):
+            sheet[:, i * (height + 2) :, j * (width + 2) :][:, :height, :width] = image
+    pixels = (sheet * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    whole = Image.fromarray(pixels)
+    whole.resize((zoom * whole.width, zoom * whole.height), Image.Resampling.NEAREST).save(path, optimize=True)
+
+
+class Pixels:
+    """Normalised images as pixels between 0 and 1; what lies outside of the range is cut off."""
+
+    def __init__(self, low: Tensor, high: Tensor):
+        self.low, self.high = low.view(-1, 1, 1), high.view(-1, 1, 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return ((x - self.low) / (self.high - self.low)).clamp(0, 1)
+
+
+def _same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
+    if configs.OWN in (config.dataset, config.model):
+        raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
+    inputs = sources.from_dataset(config)
+    if inputs.sha256 != read_json(folder.partition)["sha256"]:
+        raise FedgistError(f"the data set {config.dataset} is another than when {folder.path} was run")
+    return inputs
+
+
+def _numbered(plan: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """A plan into the images that it uses, numbered from 0, and which of a client's images they are."""
+    counted = plan["index"][plan["mask"] > 0].unique()
+    return {**plan, "index": torch.searchsorted(counted, plan["index"])}, counted
+
+
+def _nothing_found(
+    test: tuple[Tensor, Tensor], scale: Pixels, true: Tensor, labels: Tensor, rng: Rng
+) -> dict[str, Match]:
+    """Guesses that need no update: what an attack finds counts only where it is better than these."""
+    x, y = scale(test[0]), test[1]
+    means = torch.stack([x[y == label].mean(0) if (y == label).any() else x.mean(0) for label in labels.tolist()])
+    everywhere = x.mean(0).expand_as(true)
+    guesses = {"class means": means, "mean image": everywhere, "noise": rng.uniform(*true.shape)}
+    return {name: similarity.match(guess, true) for name, guess in guesses.items()}
+
+
+def _summary(found: Match) -> dict[str, float]:
+    numbers = {"psnr": found.psnr, "ssim": found.ssim}
+    each = {name: round(float(value.mean()), 4) for name, value in numbers.items()}
+    return each | {f"{name}_best": round(float(value.max()), 4) for name, value in numbers.items()}
+
+
+def _common(found: Tensor, true: Tensor) -> int:
+    """How many labels two sets have in common, each counted as often as it occurs."""
+    classes = 1 + int(max(found.max(), true.max()))
+    both = (torch.bincount(labels, minlength=classes) for labels in (found, true))
+    return int(torch.minimum(*both).sum())

@@ -1,0 +1,1 @@
+"""What messages give away, and what is done against it."""
