@@ -203,7 +203,7 @@ def test_ctrl_c_in_one_of_several_runs(monkeypatch):
     assert Path("runs/compare-1/fedprox/result.json").is_file()
 
 
-def test_compare_is_on_the_same_partition(monkeypatch):
+def test_compare_is_on_the_same_partition():
     result = call("compare", "fedavg", "fedprox", *TINY, "--set", "mu=0.5", "--json")
     value = json.loads(result.stdout)
     assert [run["method"] for run in value["runs"]] == ["fedavg", "fedprox"]
@@ -212,10 +212,6 @@ def test_compare_is_on_the_same_partition(monkeypatch):
     assert first == second
     assert "mu = 0.5" in (folders[1] / "config.toml").read_text()
     assert Path(value["report"]).is_file()
-    monkeypatch.setitem(methods.find("fedprox").profiles, "small", {"clients": 7})
-    monkeypatch.setitem(methods.find("fedavg").profiles, "small", {"clients": 5})
-    refused = call("compare", "fedavg", "fedprox", "--profile", "small", code=2)
-    assert "profile 'small' gives fedavg clients = 5 and fedprox clients = 7; say which for all" in refused.stderr
 
 
 def test_compare_shows_a_table():
@@ -267,8 +263,10 @@ def test_demo_says_when_digits_stand_in(tiny_demo, monkeypatch):
 
 def test_list_names_everything():
     text = call("list").stdout
-    for heading in ("methods:", "datasets:", "models:", "partitions:"):
+    for heading in ("methods:", "datasets:", "models:", "partitions:", "topologies:", "discrepancies:"):
         assert heading in text
+    assert "ring" in call("list", "topologies").stdout
+    assert "rotation" in call("list", "discrepancies").stdout
     lines = call("list", "methods").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["methods:", *methods.available()]
 

@@ -12,12 +12,12 @@ app = typer.Typer()
 data_app = typer.Typer(help="Data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-KINDS = ("methods", "datasets", "models", "partitions")
+KINDS = ("methods", "datasets", "models", "partitions", "topologies", "discrepancies")
 
 
 @app.command("list")
 def list_(
-    kind: Annotated[str | None, typer.Argument(help="methods, datasets, models or partitions; all without it.")] = None,
+    kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}; all without it.")] = None,
     data_dir: DataDir = None,
     debug: Debug = False,
 ) -> None:
@@ -92,6 +92,9 @@ def _available(kind: str, data_dir: str | None) -> dict[str, str]:
         from fedgist import models
 
         return models.available()
-    from fedgist.data import datasets, partitions
+    from fedgist.data import datasets, discrepancies, partitions, topologies
 
-    return datasets.available(data_dir) if kind == "datasets" else partitions.available()
+    if kind == "datasets":
+        return datasets.available(data_dir)
+    found = {"partitions": partitions.available, "discrepancies": discrepancies.available}
+    return topologies.KINDS if kind == "topologies" else found[kind]()

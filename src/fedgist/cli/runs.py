@@ -4,7 +4,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +37,7 @@ from fedgist.cli.common import (
     speaking,
 )
 from fedgist.core.errors import FedgistError
+from fedgist.experiments.progress import size
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
@@ -114,13 +115,19 @@ def compare(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
+    target: Annotated[
+        str | None, flag("target", "Accuracy that rounds and bytes are counted to; 95 % of the best without it.", "X")
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run several methods on the same partition and seeds, and show them side by side."""
+    """Run several methods on the same partition, model, initial weights and seeds, and show them side by side.
+
+    Without --profile each method runs with its small profile; what that reduces is said first.
+    """
     flags = given(
         dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition, rounds=rounds,
         model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
@@ -130,8 +137,10 @@ def compare(
         from fedgist.experiments import config as configs
 
         layer = {**(configs.load(config) if config else {}), **configs.assignments(set or []), **flags}
-        resolved = comparison.same_ground(methods, layer, profile)
-        _side_by_side(resolved, out or _free("compare"), resume, as_json, quiet)
+        goal = None if target is None else _fraction(target)
+        resolved, notes = comparison.compare(methods, layer, profile)
+        note("\n".join(notes), as_json or quiet)
+        _side_by_side(resolved, out or _free("compare"), resume, as_json, quiet, goal)
 
 
 @app.command()
@@ -189,32 +198,63 @@ def _run_seeds(config: "RunConfig", out: Path, resume: bool, quiet: bool, group:
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
 
 
-def _side_by_side(configs: "Sequence[RunConfig]", out: Path, resume: bool, as_json: bool, quiet: bool) -> None:
+def _side_by_side(
+    configs: "Sequence[RunConfig]", out: Path, resume: bool, as_json: bool, quiet: bool, target: float | None = None
+) -> None:
     """Runs the configurations one after the other, each in its own folder, and shows one table and one report."""
+    from fedgist.experiments import comparison
+    from fedgist.experiments.folder import RunFolder
+
     groups = []
     for config in configs:
         folder = out / config.method
         groups.append((folder, _run_seeds(config, folder, resume, as_json or quiet, out)))
     report = _write_report(out, as_json or quiet)
+    folders = [[RunFolder(str(result.folder)) for result in results] for _, results in groups]
+    target, standings = comparison.standings(folders, target)
     if as_json:
-        objects = [_object(results, folder) for folder, results in groups]
-        print(json.dumps({"runs": objects, "report": None if report is None else str(report)}))
+        objects = [
+            {**_object(results, folder), "rounds_to_target": s.rounds_to, "bytes_to_target": s.bytes_to}
+            | {"server_sees": s.server_sees}
+            for (folder, results), s in zip(groups, standings, strict=True)
+        ]
+        print(json.dumps({"runs": objects, "target": target, "report": None if report is None else str(report)}))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "accuracy", "best", "bytes up", "bytes down", "seconds")
+    to = f"to {target:.4f}"
+    table = Table("method", "accuracy", "best", f"rounds {to}", f"bytes {to}", "bytes up", "bytes down", "seconds")
     for column in table.columns[1:]:
         column.justify = "right"
-    for _, results in groups:
-        table.add_row(*_row(results))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    table.add_column("the server sees", max_width=30)
+    for (_, results), s in zip(groups, standings, strict=True):
+        name, *accuracies, up, down, seconds = _row(results)
+        reached = (_reached(s.rounds_to, "{:.0f}".format), _reached(s.bytes_to, size))
+        table.add_row(name, *accuracies, *reached, up, down, seconds, s.server_sees)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"runs in {out}" if report is None else f"report: {report}")
 
 
-def _row(results: "Sequence[Result]") -> tuple[str, ...]:
-    from fedgist.experiments.progress import size
+def _reached(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """The mean over the seeds that reached the target, and how many those are where it is not all."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "never"
+    return show(statistics.fmean(there)) + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
 
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= 1:
+        raise FedgistError(f"--target must be an accuracy above 0 and at most 1, as in 0.9, not {text!r}")
+    return value
+
+
+def _row(results: "Sequence[Result]") -> tuple[str, ...]:
     return (
         results[0].method,
         _spread([r.accuracy for r in results]),

@@ -13,6 +13,7 @@ import dataclasses
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fedgist.core.errors import FedgistError, unknown
@@ -73,7 +74,11 @@ class Option:
 
 def options(of: Any) -> dict[str, Option]:
     """The options of a class made with `option(...)`, or of one of its instances, in order."""
-    cls = of if isinstance(of, type) else type(of)
+    return dict(_of_class(of if isinstance(of, type) else type(of)))
+
+
+@cache
+def _of_class(cls: Any) -> dict[str, Option]:
     hints = get_type_hints(cls)
     return {
         f.name: Option(f.name, hints[f.name], f.default, **f.metadata)

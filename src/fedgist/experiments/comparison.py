@@ -1,6 +1,9 @@
-"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run."""
+"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and how the methods stand."""
 
+import csv
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedgist import methods
@@ -9,36 +12,64 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
+from fedgist.experiments.folder import RunFolder, read_json
 
 GROUND = (
     "dataset", "normalise", "limit", "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client",
-    "partition_seed", "discrepancy", "seed", "seeds",
+    "partition_seed", "discrepancy", "client_test", "offline", "seed", "seeds",
 )  # fmt: skip
+MODEL = {"model": "mlp:norm=batch", "architectures": (), "eval_every": 1}
+"""What `compare` runs where nobody says otherwise: one model for all, so that they start at the same weights and rounds
+mean the same. It has BatchNorm, because Co-Dream's dreams are held to its statistics, and is quick on two cores."""
+SHARE_OF_BEST = 0.95
+"""The usual target: this share of the best last accuracy of all."""
 
 
-def same_ground(names: Sequence[str], layer: Mapping[str, Any], profile: str | None = None) -> list[RunConfig]:
-    """A configuration for each method; an option that only some of them have is set for those."""
+def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None) -> tuple[list[RunConfig], list[str]]:
+    """What `fedgist compare` runs: one ground, one model, and notes on what was chosen for the user."""
+    chosen = {name: profile or _usual_profile(name) for name in names}
+    others = [f"{name}: {used}" for name, used in chosen.items() if not profile and used != "small"]
+    notes = [f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")]
+    resolved, settled = same_ground(names, {**MODEL, **layer}, chosen)
+    if "model" not in layer:
+        settled = [f"model {MODEL['model']} for all; another with --model", *settled]
+    reduced = {name: configs.profile_note(name, chosen[name]) for name in names}
+    return resolved, [*notes, *(f"  {name}: {note}" for name, note in reduced.items() if note), *settled]
+
+
+def _usual_profile(name: str) -> str:
+    """`compare` where a method needs other settings for the common model than in its own small profile."""
+    return "compare" if "compare" in methods.find(name).profiles else "small"
+
+
+def same_ground(
+    names: Sequence[str], layer: Mapping[str, Any], profiles: Mapping[str, str]
+) -> tuple[list[RunConfig], list[str]]:
+    """A configuration for each method, and a note on each part of the ground that their profiles disagree on.
+
+    An option that only some of the methods have is set for those. Where profiles disagree, all get the usual value.
+    """
     if len(set(names)) < len(names):
         raise FedgistError(f"a method is named twice: {', '.join(names)}")
-    own = {name: method_options(name) for name in names}
-    shared = options(RunConfig)
+    own, shared = {name: method_options(name) for name in names}, options(RunConfig)
     for key in layer:
         if key not in shared and not any(key in known for known in own.values()):
             raise unknown("option", key, [*shared, *(key for known in own.values() for key in known)])
+    ground: dict[str, Any] = {}
+    notes = []
+    wanted = {name: configs.profile_of(name, profiles[name]) for name in names}
+    for key in GROUND:
+        values = {name: wanted[name].get(key, shared[key].default) for name in names}
+        if key in layer or len(set(values.values())) == 1:
+            continue
+        ground[key] = shared[key].default
+        differ = ", ".join(f"{name} has {value}" for name, value in values.items() if value != ground[key])
+        notes.append(f"{key} {ground[key]} for all, where the profile of {differ}; another with --set {key}=…")
     resolved = []
     for name in names:
         fitting = {key: value for key, value in layer.items() if key in shared or key in own[name]}
-        resolved.append(configs.resolve(fitting, {"method": name}, profile=profile))
-    first = resolved[0]
-    for other in resolved[1:]:
-        for key in GROUND:
-            mine, theirs = getattr(first, key), getattr(other, key)
-            if mine != theirs:
-                raise FedgistError(
-                    f"profile {profile!r} gives {first.method} {key} = {mine} and {other.method} {key} = {theirs}; "
-                    f"say which for all with --set {key}=…"
-                )
-    return resolved
+        resolved.append(configs.resolve(ground, fitting, {"method": name}, profile=profiles[name]))
+    return resolved, notes
 
 
 def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[RunConfig], str | None]:
@@ -52,4 +83,52 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
         datasets.load(dataset)
     except FedgistError:
         dataset, note = "digits", "the 8×8 digits of scikit-learn stand in for MNIST, which 'fedgist[demo]' brings"
-    return same_ground(only or able, {**ground, "dataset": dataset}, profile="demo"), note
+    names = only or able
+    return same_ground(names, {**ground, "dataset": dataset}, dict.fromkeys(names, "demo"))[0], note
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a method did, over the seeds of a comparison."""
+
+    method: str
+    last: list[float]
+    best: list[float]
+    rounds_to: list[int | None]
+    """The first round after which the target was reached; None where it never was."""
+    bytes_to: list[int | None]
+    """Bytes up and down until then."""
+    server_sees: str
+
+
+def standings(groups: Sequence[Sequence[RunFolder]], target: float | None = None) -> tuple[float, list[Standing]]:
+    """The target accuracy, and each method's standing, from the folders of its runs."""
+    rows = [[[row for row in folder.rows() if "accuracy" in row] for folder in group] for group in groups]
+    if target is None:
+        target = SHARE_OF_BEST * max(statistics.fmean(run[-1]["accuracy"] for run in group) for group in rows)
+    found = []
+    for folders, group in zip(groups, rows, strict=True):
+        reached = [next((row for row in run if row["accuracy"] >= target), None) for run in group]
+        found.append(
+            Standing(
+                method=str(configs.load(folders[0].config)["method"]),
+                last=[run[-1]["accuracy"] for run in group],
+                best=[max(row["accuracy"] for row in run) for run in group],
+                rounds_to=[None if row is None else row["round"] for row in reached],
+                bytes_to=[None if row is None else row["bytes_up"] + row["bytes_down"] for row in reached],
+                server_sees=server_sees(folders[0]),
+            )
+        )
+    return target, found
+
+
+def server_sees(folder: RunFolder) -> str:
+    """What whoever asks saw of single clients in this run, by the message types that really travelled."""
+    with folder.ledger.open(encoding="utf-8", newline="") as file:
+        ledger = list(csv.DictReader(file))
+    travelled = {row["type"].split(".")[-1] for row in ledger if row["phase"] == "round" and row["direction"] == "up"}
+    sent = [field for field in read_json(folder.method)["sees"] if field["reply"] in travelled]
+    visible = dict.fromkeys(field["field"] for field in sent if not field["additive"])
+    if visible:
+        return f"each client's {', '.join(visible)}"
+    return "sums only" if sent else "nothing"

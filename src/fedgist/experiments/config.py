@@ -69,9 +69,9 @@ def method_options(method: str) -> dict[str, Any]:
     """The method's own options by name; a name that the run has too would make `--set` ambiguous."""
     from fedgist import methods
 
-    own = options(methods.find(method).Config)
+    own, of_every_run = options(methods.find(method).Config), options(RunConfig)
     for name in own:
-        if name in options(RunConfig):
+        if name in of_every_run:
             raise TypeError(f"option {name!r} of method {method!r} has the name of an option of every run")
     return own
 

@@ -113,7 +113,7 @@ class Taught(OwnModel):
     """The layer that it enters; if not the first, the layers before it learn nothing, and there is no student."""
 
     def student_init(self, rng: Rng) -> dict[str, Any]:
-        return {"w": self.model.init(rng("student")), "buffer": self._nothing()}
+        return {"w": self.model.init(rng), "buffer": self._nothing()}
 
     def _nothing(self) -> Weights:
         return {"x": torch.zeros(0, *self.inputs), "logits": torch.zeros(0, self.task.classes)}

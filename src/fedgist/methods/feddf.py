@@ -83,7 +83,9 @@ class FedDF(GlobalModel):
         return {**super().bounds(model), "whole": self.task.models[model].shapes}
 
     def server_init(self, rng: Rng) -> Any:
-        return {"w": {name: model.init(rng("model", name)) for name, model in self.task.models.items()}}
+        """Every prototype; that of the server's architecture begins where the global model of other methods does."""
+        own = {name: rng if name == self.task.model else rng("model", name) for name in self.task.models}
+        return {"w": {name: model.init(own[name]) for name, model in self.task.models.items()}}
 
     def requests(self, state: Any, fed: Federation, make: Callable[[Params], Any]) -> dict[str, Any]:
         """For each client the message that `make` makes of what its architecture's prototype sends down."""

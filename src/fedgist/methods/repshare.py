@@ -100,6 +100,8 @@ class RepresentationSharing(OwnModel):
         "small": {"dataset": "mnist5k", "model": "lenet5-thesis", "rounds": 30, "optimiser": "adam", "lr": 0.001}
         | {"steps": 20, "eval_every": 5, "note": "5,000 digits, 10 clients, 30 rounds of 20 steps"},
         # The features of an MLP are not bounded as the paper's are, so that a distance weighs more.
+        "compare": {"dataset": "mnist5k", "model": "mlp", "rounds": 30, "optimiser": "adam", "lr": 0.001, "steps": 20}
+        | {"lambda_kd": 0.1, "note": "5,000 digits, 10 clients, 30 rounds of 20 steps, lambda_kd 0.1 for an MLP"},
         "demo": {"model": "mlp", "rounds": 15, "steps": 20, "optimiser": "adam", "lr": 0.001, "lambda_kd": 0.1}
         | {"note": "15 rounds of 20 steps"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "n_avg": 3, "m_up": 2},

@@ -1,0 +1,122 @@
+"""Methods side by side: the ground that they share, and how they stand on it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedgist import engines, methods
+from fedgist.cli import app
+from fedgist.core.errors import FedgistError
+from fedgist.core.ledger import COLUMNS
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import comparison, runner
+from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.inputs import from_dataset
+
+
+def test_all_methods_have_one_partition_one_test_set_and_one_start() -> None:
+    names = list(methods.available())
+    layer = {"dataset": "digits", "proxy": "100", "device": "cpu", "seed": 3, "model": "mlp:hidden=8:norm=batch"}
+    configs, _ = comparison.compare(names, layer, None)
+    hashes, starts, tests = set(), {}, []
+    for config in map(runner.prepare, configs):
+        inputs = from_dataset(config)
+        method = methods.find(config.method)(config.options, inputs.task)
+        executor = engines.executor("sequential")
+        engine = LocalEngine(method, inputs.sites, seed=config.seed, executor=executor, info=inputs.info)
+        hashes.add(inputs.sha256)
+        tests.append(inputs.test)
+        if (weights := method.weights(engine.state)) is not None:
+            starts[config.method] = weights
+        assert config.eval_every == 1
+    assert len(hashes) == 1
+    assert all(torch.equal(a, b) for test in tests for a, b in zip(test, tests[0], strict=True))
+    assert {"fedavg", "feddm", "codream", "fedgen", "tofu", "feddf"} <= starts.keys()
+    first = starts["fedavg"]
+    for name, weights in starts.items():
+        assert weights.keys() == first.keys(), name
+        assert all(torch.equal(weights[key], first[key]) for key in first), name
+
+
+def test_where_profiles_disagree_all_get_the_usual_and_a_note() -> None:
+    configs, notes = comparison.compare(["fedavg", "tofu", "fedgen"], {}, None)
+    assert {config.partition for config in configs} == {"dirichlet"}
+    assert {config.alpha for config in configs} == {0.5}
+    assert {config.model for config in configs} == {"mlp:norm=batch"}
+    assert {config.dataset for config in configs} == {"mnist5k"}  # on which all profiles agree
+    assert notes[0] == "profile small"
+    assert "partition dirichlet for all, where the profile of tofu has iid; another with --set partition=…" in notes
+    configs, notes = comparison.compare(["fedavg", "tofu"], {"partition": "iid", "model": "lenet5"}, "demo")
+    assert {(config.partition, config.model) for config in configs} == {("iid", "lenet5")}
+    assert notes[0] == "profile demo"
+    assert not any("for all" in note for note in notes)
+
+
+def folder(path: Path, accuracies: list[float], replies: dict[str, list[tuple[str, bool]]]) -> RunFolder:
+    """A run that never was: accuracy by round, 100 bytes up and 50 down each, and the replies that travelled."""
+    run = RunFolder(path)
+    path.mkdir(parents=True)
+    run.config.write_text('method = "fedavg"\n')
+    rows = [
+        {"round": i, "accuracy": a, "bytes_up": 100 * i, "bytes_down": 50 * i}
+        for i, a in enumerate(accuracies, start=1)
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sees = [{"reply": name, "field": f, "additive": sums} for name, fields in replies.items() for f, sums in fields]
+    evaluated = {"reply": "Score", "field": "each", "additive": False}  # evaluation is no part of a method
+    run.method.write_text(json.dumps({"sees": [*sees, evaluated, {**evaluated, "reply": "Never"}]}))
+    with run.ledger.open("w", newline="") as file:
+        out = csv.DictWriter(file, COLUMNS)
+        out.writeheader()
+        out.writerow({"phase": "evaluation", "direction": "up", "type": "x.Score"})
+        for name in replies:
+            out.writerow({"phase": "round", "direction": "up", "type": f"x.{name}"})
+    return run
+
+
+def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
+    good = [folder(tmp_path / "a", [0.5, 0.7, 0.9, 0.8], {"Local": [("pw", True)]})]
+    mixed = [
+        folder(tmp_path / "b", [0.75, 0.6], {"Shown": [("w", False), ("p", True)]}),
+        folder(tmp_path / "c", [0.1, 0.2], {"Shown": [("w", False), ("p", True)]}),
+    ]
+    silent = [folder(tmp_path / "d", [0.1], {})]
+    target, found = comparison.standings([good, mixed, silent])
+    assert target == pytest.approx(0.95 * 0.8)  # the best last accuracy, not the best ever
+    assert [s.rounds_to for s in found] == [[3], [None, None], [None]]
+    target, found = comparison.standings([good, mixed, silent], 0.7)
+    assert [s.rounds_to for s in found] == [[2], [1, None], [None]]
+    assert [s.bytes_to for s in found] == [[300], [150, None], [None]]
+    assert found[0].last == [0.8]
+    assert found[0].best == [0.9]
+    assert [s.server_sees for s in found] == ["sums only", "each client's w", "nothing"]
+
+
+def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--dataset", "digits", "--clients", "3", "--profile", "toy", "--model", "mlp:hidden=8", "--device", "cpu"]
+    arguments = ["compare", "fedavg", "feddm", *tiny, "--set", "active=0", "--target", "0.05", "--out", "both"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "rounds to 0.0500" in result.stdout
+    lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
+    assert "sums only" in lines["fedavg"]
+    assert "each client's images" in lines["feddm"]
+    assert result.stderr.splitlines()[0] == "profile toy"
+    again = CliRunner().invoke(app, [*arguments, "--resume", "--json"])
+    value = json.loads(again.stdout)
+    assert value["target"] == 0.05
+    assert value["runs"][0]["rounds_to_target"] == [1]
+    assert value["runs"][1]["server_sees"].startswith("each client's images")
+    refused = CliRunner().invoke(app, ["compare", "fedavg", "feddm", "--target", "90"])
+    assert refused.exit_code == 2
+    assert "--target must be an accuracy above 0 and at most 1" in refused.stderr
+
+
+def test_a_method_named_twice_is_refused() -> None:
+    with pytest.raises(FedgistError, match="named twice"):
+        comparison.compare(["fedavg", "fedavg"], {}, None)
