@@ -298,3 +298,30 @@ def test_runs_are_found_below_a_folder(tmp_path):
         run_folders(tmp_path / "c")
     (tmp_path / "demo-1").mkdir()
     assert free_folder(tmp_path, "demo").name == "demo-2"
+
+
+def test_seeds_run_together_are_the_seeds_run_alone(tmp_path):
+    """And one that was further than the others when it was stopped waits for them."""
+    three = [config_of("fedprox", rounds=3, seed=seed, engine="sequential") for seed in (0, 1, 2)]
+    alone = [runner.run(config, tmp_path / f"alone-{config.seed}") for config in three]
+    runs = [(config, tmp_path / f"together-{config.seed}") for config in three]
+    original, kept = runner._Run.keep, []
+
+    def stops(self, report, seconds):
+        original(self, report, seconds)
+        kept.append((self.config.seed, self.engine.rounds_done))
+        if len(kept) == 4:  # seed 0 has two rounds, the others one
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner._Run, "keep", stops)
+        with pytest.raises(runner.Interrupted):
+            runner.run_together(runs)
+    assert kept == [(0, 1), (1, 1), (2, 1), (0, 2)]
+    together = runner.run_together(runs)
+    for one, other in zip(alone, together, strict=True):
+        digests = [json.loads((result.folder / "result.json").read_text())["state_sha256"] for result in (one, other)]
+        assert digests[0] == digests[1]
+        assert one.accuracy == other.accuracy
+        assert (one.folder / "ledger.csv").read_text() == (other.folder / "ledger.csv").read_text()
+    assert [result.accuracy for result in runner.run_together(runs)] == [result.accuracy for result in alone]

@@ -8,12 +8,12 @@ import platform
 import shlex
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method, who_sees_what
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
-from fedgist.engines.engine import Engine
-from fedgist.engines.local import LocalEngine
+from fedgist.engines.engine import Engine, RoundReport
+from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import artifacts
 from fedgist.experiments import config as configs
@@ -119,6 +119,38 @@ def run(
     return _Run(config, inputs, folder, progress or Silent(), engine or in_process).go()
 
 
+def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
+    """Several seeds of a configuration, round by round together, so that an engine that stacks may stack them too.
+
+    Each goes on from its last checkpoint; those that are behind catch up first.
+    """
+    prepared = [(dataclasses.replace(prepare(config), seeds=1), RunFolder(out)) for config, out in runs]
+    for config, folder in prepared:
+        if folder.started:
+            _check_again(folder, config, resume=True)
+    first = prepared[0][0]
+    executor = engines.executor(first.engine, first.device, tf32=first.tf32)
+    begun = [
+        _Run(config, sources.from_dataset(config), folder, Silent(), in_process, executor)
+        for config, folder in prepared
+        if not folder.finished
+    ]
+    with ExitStack() as stack:
+        for one in begun:
+            stack.enter_context(one.under_way())
+        while unfinished := [one for one in begun if one.left]:
+            most = max(one.left for one in unfinished)
+            some = [one for one in unfinished if one.left == most]
+            start = time.perf_counter()
+            reports = run_rounds([cast(LocalEngine, one.engine) for one in some])
+            seconds = (time.perf_counter() - start) / len(some)
+            for one, report in zip(some, reports, strict=True):
+                one.keep(report, seconds)
+        for one in begun:
+            one.finish()
+    return [load_result(folder) for _, folder in prepared]
+
+
 def default_folder(config: RunConfig) -> Path:
     """runs/METHOD-DATASET-SEED-HASH; several seeds share a folder, in which each has its own."""
     config = prepare(config)
@@ -155,15 +187,38 @@ def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
 class _Run:
     """One run under way."""
 
-    def __init__(self, config: RunConfig, inputs: Inputs, folder: RunFolder | None, progress: Progress, make: "Maker"):
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        folder: RunFolder | None,
+        progress: Progress,
+        make: "Maker",
+        executor: Executor | None = None,
+    ):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
         self.method = methods.find(config.method)(config.options, inputs.task)
-        self.executor = executor = engines.executor(config.engine, config.device, tf32=config.tf32)
+        self.executor = executor = executor or engines.executor(config.engine, config.device, tf32=config.tf32)
         self.test = executor.place.put(inputs.test)
         self.engine = make(self.method, inputs, config, executor)
 
     def go(self) -> Result:
+        with self.under_way():
+            while self.left:
+                start = time.perf_counter()
+                report = self.engine.run_round()
+                self.keep(report, time.perf_counter() - start)
+            return self.finish()
+
+    @property
+    def left(self) -> int:
+        """Rounds to go."""
+        return self.config.rounds - self.engine.rounds_done
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """The folder, the ledger and the state as the last checkpoint left them; what stops the run is explained."""
         # Only now, when all that the user may have got wrong has been built, does the folder come to be.
         saved = None if self.folder is None else self._open(self.folder)
         title = f"{self.config.method}, {self.config.dataset}, seed {self.config.seed}"
@@ -173,18 +228,14 @@ class _Run:
                 self._picked().update(json.loads(saved["picked"]))
             self.progress.start(title, self.engine.rounds_done, self.config.rounds)
             try:
-                while self.engine.rounds_done < self.config.rounds:
-                    self._round()
-                return self._finish()
+                yield
             except KeyboardInterrupt:
                 raise self._interrupted() from None
             finally:
                 self.progress.stop()
 
-    def _round(self) -> None:
-        start = time.perf_counter()
-        report = self.engine.run_round()
-        seconds = time.perf_counter() - start
+    def keep(self, report: RoundReport, seconds: float) -> None:
+        """Writes down a finished round."""
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
@@ -257,7 +308,7 @@ class _Run:
         position = None if saved is None else json.loads(saved["ledger"])
         return Ledger(self.folder.ledger, name, self.config.record, self.folder.transcript, position)
 
-    def _finish(self) -> Result:
+    def finish(self) -> Result:
         accuracies = [row["accuracy"] for row in self.rows if "accuracy" in row]
         if not accuracies:
             raise FedgistError("no evaluation got an answer from the clients; make offline smaller or rounds more")
