@@ -93,3 +93,9 @@ def test_a_pool_stays_a_pool() -> None:
     pool = Pool(x=torch.zeros(2))
     assert isinstance(tree.to(pool, "cpu"), Pool)
     assert isinstance(tree.rebuild(pool, [torch.ones(1)]), Pool)
+
+
+def test_digest_does_not_depend_on_the_order_of_keys() -> None:
+    one, other = {"a": torch.ones(2), "b": [1, {"c": 2, "d": 3}]}, {"b": [1, {"d": 3, "c": 2}], "a": torch.ones(2)}
+    assert tree.digest(one) == tree.digest(other)
+    assert tree.digest(one) != tree.digest({"a": torch.ones(2), "b": [1, {"c": 3, "d": 2}]})

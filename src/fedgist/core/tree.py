@@ -157,10 +157,17 @@ def load(path: str | os.PathLike[str]) -> Tree:
 
 
 def digest(tree: Tree) -> str:
-    """A SHA-256 of structure and content: equal exactly when two trees are equal bit for bit."""
+    """A SHA-256 of structure and content: equal exactly when two trees are equal bit for bit, keys in any order."""
     tensors: dict[str, Tensor] = {}
-    state = hashlib.sha256(json.dumps(_describe(tree, tensors)).encode())
+    state = hashlib.sha256(json.dumps(_describe(_ordered(tree), tensors)).encode())
     for tensor in tensors.values():
         state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def _ordered(tree: Tree) -> Tree:
+    """The same tree with its keys sorted: the order in which a set's names were put in differs between processes."""
+    if isinstance(tree, dict):
+        return {key: _ordered(tree[key]) for key in sorted(tree)}
+    return type(tree)([_ordered(value) for value in tree]) if isinstance(tree, (list, tuple)) else tree

@@ -61,7 +61,7 @@ class States:
 
     def put(self, version: str, state: Tree) -> None:
         self._known[version] = self._put(state)
-        tree.save(state, self._path(version))
+        tree.save(self._known[version], self._path(version))
 
     def forget_all_but(self, versions: Collection[str]) -> None:
         self._known = {version: state for version, state in self._known.items() if version in ("", *versions)}
@@ -169,6 +169,7 @@ class SiteHost:
         draft = folder / f".start.{os.getpid()}"
         draft.write_bytes(seal(start))
         draft.replace(folder / "start.envelope")
+        log.info(f"site {self.id} takes part in {start.run} with {start.model}")
         return run
 
     def _remembered(self, run: str) -> Start:

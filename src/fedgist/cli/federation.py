@@ -1,0 +1,157 @@
+"""Commands for federations across machines: federation new, start, run, sim; site start."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedgist.cli import runs
+from fedgist.cli.common import (
+    Config,
+    DataDir,
+    Dataset,
+    Debug,
+    Device,
+    Engine,
+    Json,
+    Model,
+    Out,
+    Profile,
+    Quiet,
+    Record,
+    Resume,
+    Rounds,
+    Seed,
+    Set,
+    flag,
+    given,
+    speaking,
+)
+from fedgist.core.errors import FedgistError
+
+app = typer.Typer()
+federation_app = typer.Typer(help="Federations across machines, on NVFlare.", no_args_is_help=True)
+site_app = typer.Typer(help="What a site of a federation runs.", no_args_is_help=True)
+app.add_typer(federation_app, name="federation")
+app.add_typer(site_app, name="site")
+
+Folder = Annotated[Path, typer.Argument(help="The folder of the federation.")]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@federation_app.command()
+def new(
+    directory: Annotated[Path, typer.Argument(help="A folder to make, with certificates and kits.")],
+    server: Annotated[str, flag("server", "Host name of the server, as all sites reach it.", "HOST")],
+    sites: Annotated[str, flag("sites", "Names of the sites, as in hospital-a,hospital-b.", "NAMES")],
+    port: Annotated[int, flag("port", "The server's port.", "N")] = 8002,
+    debug: Debug = False,
+) -> None:
+    """Make certificates, a kit for each site, and a README that says who runs what."""
+    with speaking(debug):
+        from fedgist.federation import kits
+
+        made = kits.new(directory, server, [name.strip() for name in sites.split(",") if name.strip()], port)
+        print(f"{made.path / 'README.md'} says what each side runs; kits: {made.path / 'sites'}")
+
+
+@federation_app.command()
+def start(directory: Folder, debug: Debug = False) -> None:
+    """Run the server; it stays until Ctrl-C."""
+    with speaking(debug):
+        from fedgist.federation import kits
+        from fedgist.federation import server as servers
+
+        raise typer.Exit(servers.start(kits.load(directory), _say))
+
+
+@federation_app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="The method; left out with --config or --resume.")] = None,
+    federation: Annotated[Path | None, flag("federation", "The folder of the federation.", "DIR")] = None,
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    rounds: Rounds = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    seed: Seed = None,
+    record: Record = None,
+    profile: Profile = None,
+    config: Config = None,
+    set: Set = None,
+    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is given up for this run.", "S")] = 600.0,
+    enough: Annotated[float, flag("enough", "Share of the asked sites whose answers suffice.", "X")] = 1.0,
+    min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin with.", "N")] = 1,
+    wait: Annotated[float, flag("wait", "Seconds to wait for sites that are not there yet.", "S")] = 60.0,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a method across the sites of a federation; --dataset is what the server tests on."""
+    flags = given(
+        method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, engine=engine, device=device,
+        seed=seed, record=record,
+    )  # fmt: skip
+    with speaking(debug):
+        from fedgist.experiments import config as configs
+        from fedgist.experiments.progress import choose
+        from fedgist.federation import kits
+        from fedgist.federation import server as servers
+
+        if federation is None:
+            raise FedgistError("which federation? name its folder with --federation DIR")
+        layers = [configs.load(config)] if config else []
+        if resume and out and (out / "config.toml").is_file():
+            layers = [configs.load(out / "config.toml")]
+        elif not any("method" in layer for layer in [*layers, flags]):
+            raise FedgistError("which method? name one, as in `fedgist federation run fedavg --federation DIR`")
+
+        def resolve(known: dict[str, Any]) -> configs.RunConfig:
+            return configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
+
+        patience = servers.Patience(_positive("timeout", timeout), _share(enough), max(1, min_sites))
+        result = servers.run(kits.load(federation), resolve, out, resume, patience, wait, choose(as_json or quiet))
+        assert result.folder is not None
+        report = runs._write_report(result.folder, as_json or quiet)
+        if as_json:
+            print(json.dumps(runs._object([result], result.folder)))
+        else:
+            runs._summary([result], result.folder, report)
+
+
+def _positive(name: str, value: float) -> float:
+    if value <= 0:
+        raise FedgistError(f"--{name} must be above 0, not {value:g}")
+    return value
+
+
+def _share(value: float) -> float:
+    if not 0 < value <= 1:
+        raise FedgistError(f"--enough must be above 0 and at most 1, not {value:g}")
+    return value
+
+
+@site_app.command("start")
+def start_site(
+    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
+    data: Annotated[Path, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")],
+    model: Annotated[str, flag("model", "The site's architecture; without it, what the run says.", "NAME")] = "",
+    device: Annotated[str, flag("device", "cpu, cuda or cuda:N.", "NAME")] = "cpu",
+    threads: Annotated[
+        int | None, flag("threads", "Threads of a computation; without it, torch's choice.", "N")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Connect to the federation's server and answer it, under the kit's policy.toml, until Ctrl-C."""
+    with speaking(debug):
+        from fedgist.federation import site as sites
+
+        settings = sites.Settings(str(data.expanduser().resolve()), model, device, threads=threads)
+        raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))

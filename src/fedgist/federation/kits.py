@@ -1,0 +1,189 @@
+"""Provisioning: one authority, one server, one kit a site, by NVFlare's own provisioning; mutual TLS between all.
+
+NVFlare lets whoever submits a job run code, read files and collect logs at a site. A kit made here takes that back:
+jobs bring no code, only the few classes that fedgist needs may be named in them, there is no shell, and logs stay home.
+"""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.config import options
+from fedgist.core.errors import FedgistError
+from fedgist.engines.policy import Policy
+
+PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
+PORT = 8002
+SITE_CLASSES = ["fedgist.federation.site.ProvisionedSite", "nvflare.collab.runtime.executor.CollabExecutor"]
+SERVER_CLASSES = ["fedgist.engines.flare.FlareServer", "nvflare.collab.runtime.controller.CollabController"]
+RIGHTS = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "none"}
+RIGHTS |= {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
+"""What the one who runs methods may do at a site."""
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A provisioned federation: where its parts lie."""
+
+    path: Path
+    server: str
+    port: int
+    sites: tuple[str, ...]
+
+    @property
+    def server_kit(self) -> Path:
+        return self.path / "server"
+
+    @property
+    def admin_kit(self) -> Path:
+        return self.path / "admin"
+
+    def kit(self, site: str) -> Path:
+        return self.path / "sites" / site
+
+
+def load(path: str | Path) -> Federation:
+    """The federation in a folder that `new` made."""
+    path = Path(path).expanduser().resolve()
+    if not (path / "federation.toml").is_file():
+        raise FedgistError(f"there is no federation in {path}: make one with `fedgist federation new {path.name} …`")
+    known = tomllib.loads((path / "federation.toml").read_text(encoding="utf-8"))
+    return Federation(path, known["server"], known["port"], tuple(known["sites"]))
+
+
+def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -> Federation:
+    """Make certificates and kits in a folder that does not exist yet."""
+    path = Path(path).expanduser().resolve()
+    if path.exists():
+        raise FedgistError(f"{path} exists already; name a new folder")
+    if not HOST.fullmatch(server):
+        raise FedgistError(f"the server must be a host name that all sites can reach, not {server!r}")
+    for site in sites:
+        if not NAME.fullmatch(site):
+            raise FedgistError(f"a site's name has small letters, digits and dashes, as in hospital-a, not {site!r}")
+    if len(set(sites)) < len(sites) or not sites:
+        raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
+    if server in sites or "server" in sites:
+        raise FedgistError("a site and the server cannot have the same name")
+    work = path / "authority"
+    produced = _provision(work, server, sites, port)
+    federation = Federation(path, server, port, tuple(sorted(sites)))
+    (path / "sites").mkdir()
+    shutil.move(produced / server, federation.server_kit)
+    shutil.move(produced / ADMIN, federation.admin_kit)
+    for site in federation.sites:
+        shutil.move(produced / site, federation.kit(site))
+        _close_site(federation.kit(site))
+        (federation.kit(site) / "policy.toml").write_text(policy_text(), encoding="utf-8")
+    _settle_server(federation.server_kit)
+    named = ", ".join(f'"{site}"' for site in federation.sites)
+    text = f'server = "{server}"\nport = {port}\nsites = [{named}]\n'
+    (path / "README.md").write_text(_readme(federation), encoding="utf-8")
+    (path / "federation.toml").write_text(text, encoding="utf-8")  # last: it says that all is there
+    return federation
+
+
+def policy_text() -> str:
+    """A policy that allows everything, with a sentence on each rule."""
+    lines = ["# What may leave this site. The site owns this file: nothing that a server sends can change it.\n"]
+    for name, rule in options(Policy).items():
+        value = rule.default
+        written = json.dumps(list(value) if isinstance(value, tuple) else value)
+        lines.append(f"# {rule.help}\n{name} = {written}\n")
+    return "\n".join(lines)
+
+
+def _provision(work: Path, server: str, sites: Sequence[str], port: int) -> Path:
+    """Run NVFlare's provisioning; returns the folder of what it made."""
+    try:
+        from nvflare.lighter.provision import prepare_builders, prepare_packager, prepare_project
+        from nvflare.lighter.provisioner import Provisioner
+    except ImportError:
+        raise FedgistError("a federation needs NVFlare: pip install 'fedgist[nvflare]'") from None
+    builders: list[dict[str, Any]] = [
+        {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+        {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {}},
+        {"path": "nvflare.lighter.impl.signature.SignatureBuilder", "args": {}},
+    ]
+    who: list[dict[str, Any]] = [
+        {"name": server, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port},
+        {"name": ADMIN, "type": "admin", "org": ORGANISATION, "role": "project_admin"},
+        *({"name": site, "type": "client", "org": ORGANISATION} for site in sites),
+    ]
+    project = {"api_version": 3, "name": PROJECT, "description": "", "participants": who, "builders": builders}
+    work.mkdir(parents=True)
+    work.chmod(0o700)  # the authority's private key is in it
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = Provisioner(str(work), prepare_builders(project), prepare_packager(project))
+        made.provision(prepare_project(project))
+    return work / PROJECT / "prod_00"
+
+
+def _close_site(kit: Path) -> None:
+    """What a site lets others do, in its folder `local`, which is the site's own and not signed."""
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    resources |= {"class_allow_list": SITE_CLASSES, "class_list_enforcement_mode": "enforce"}
+    resources |= {"allow_log_streaming": False}
+    resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+    _write(local / "resources.json", resources)
+    _write(local / "authorization.json", {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}})
+
+
+def _settle_server(kit: Path) -> None:
+    """The server's store of jobs lies in its kit, so that two federations on a machine do not meet."""
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    resources["class_allow_list"] = SERVER_CLASSES
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "store" / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(kit / "store" / "jobs")
+    resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
+    _write(local / "resources.json", resources)
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _readme(federation: Federation) -> str:
+    first = federation.sites[0]
+    return f"""# A federation of {len(federation.sites)} sites
+
+Server: {federation.server}, port {federation.port}. Sites: {", ".join(federation.sites)}.
+
+## Each site
+
+Send every site its folder of `sites/`, and only its own, by a way that you trust: the key in it is the site's identity.
+The site reads `policy.toml` in it, changes it to its own rules, and runs
+
+    pip install 'fedgist[nvflare]'
+    fedgist site start {first} --data FOLDER --model MODEL
+
+where `{first}` stands for the kit, FOLDER holds the site's images (`train` and `test`, in any format that fedgist
+reads) and MODEL is its architecture; without --model it runs what the server's run says.
+
+## The server
+
+On {federation.server}, with this folder (sites need to reach port {federation.port}, nobody else):
+
+    fedgist federation start {federation.path.name}
+    fedgist federation run fedavg --federation {federation.path.name} --dataset DATASET --rounds 20
+
+The first stays; the second is repeated for every run. DATASET is what the server tests on, of the same form as the
+sites' images.
+
+`authority/` holds the private key that vouches for everybody. Keep it away from the server and the sites.
+"""

@@ -1,0 +1,32 @@
+"""A site with the toy data of the conformance tests, as a class that NVFlare's simulator can import."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedgist import methods
+from fedgist.engines import executor
+from fedgist.engines.envelope import Start
+from fedgist.engines.flare import FlareSite
+from fedgist.engines.host import SiteHost
+from fedgist.experiments.config import RunConfig, resolve
+from fedgist.experiments.inputs import Inputs, from_dataset
+
+
+@cache
+def toy(method: str) -> tuple[RunConfig, Inputs]:
+    """The method's toy profile on 300 real 8×8 digits over three clients."""
+    config = resolve(
+        {"method": method, "dataset": "digits", "limit": 300, "clients": 3, "device": "cpu"}, profile="toy"
+    )
+    return config, from_dataset(config)
+
+
+class ToySite(FlareSite):
+    def make_host(self, site: str, kit: Path) -> SiteHost:
+        def prepare(start: Start) -> Any:
+            config, inputs = toy(start.method)
+            return methods.find(start.method)(config.options, inputs.task), inputs.sites[site]
+
+        return SiteHost(site, Path(os.environ["FEDGIST_TEST_SITES"]) / site, prepare, executor("sequential"))
