@@ -212,12 +212,12 @@ def test_compiled(caplog: pytest.LogCaptureFixture) -> None:
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
-def test_one_client_alone_is_executed_as_such() -> None:
+def test_one_client_alone_is_recorded_too() -> None:
     (role,) = works(mlp(), (5,))
     runner = Stacked(GPU)
     work = role.send(None)
     role.close()
     expected = execute(work, GPU)
     (found,) = runner.drive([scan(work.step, work.carry, work.xs, *work.consts)])
-    assert tree.digest(found) == tree.digest(expected)
-    assert not graphs(runner)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert graphs(runner)
