@@ -2,102 +2,378 @@
 
 import csv
 import json
+import re
+import statistics
 import sys
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+import torch
 
 from fedgist.core.errors import FedgistError
+from fedgist.experiments import artifacts, report, runner
 from fedgist.experiments import config as configs
-from fedgist.experiments import report, runner
-from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.progress import size
+from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
 
 SMALL = {"rounds": 3, "clients": 4, "steps": 1, "model": "mlp:hidden=8", "device": "cpu"}
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    base = tmp_path_factory.mktemp("runs")
-    for method in ("fedavg", "independent"):
-        runner.run(configs.resolve({"method": method, **SMALL}), base / method)
-    return base
+def single(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "fedavg"
+    runner.run(configs.resolve({"method": "fedavg", **SMALL}), path)
+    return RunFolder(path)
 
 
-def page(folders, path):
-    """The page without plotly.js, which comes once."""
-    text = report.write(folders, path).read_text(encoding="utf-8")
-    assert text.count("plotly.js v") == 1
-    return text.partition("</head>")[2]
+class Page(HTMLParser):
+    """The tables, texts, tags and charts of a page, without plotly.js, which comes once."""
+
+    def __init__(self, text):
+        super().__init__()
+        assert text.count("plotly.js v") == 1
+        self.body = text.partition("</head>")[2]
+        self.tables, self.tags, self.cell, self.script = [], [], None, None
+        self.charts, self.ids = [], []
+        self.feed(self.body)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append((tag, found))
+        if "id" in found:
+            self.ids.append(found["id"])
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.cell = ""
+        elif tag == "script":
+            self.script = found.get("type", "code")
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append(self.cell)
+            self.cell = None
+        elif tag == "script":
+            self.script = None
+
+    def handle_data(self, data):
+        if self.cell is not None:
+            self.cell += data.replace("\xa0", " ")
+        if self.script == "application/json":
+            self.charts.append(json.loads(data))
+
+    def table(self, name):
+        """The table that has this column, as rows by column."""
+        found = next(table for table in self.tables if name in table[0])
+        return [dict(zip(found[0], row, strict=True)) for row in found[1:]]
 
 
-def test_the_numbers_are_those_of_the_folder(runs, tmp_path):
-    folder = RunFolder(runs / "fedavg")
-    body = page([folder], tmp_path / "page.html")
-    result = json.loads(folder.result.read_text())
-    for key in ("accuracy", "accuracy_max", "accuracy_best5"):
-        assert f"{result[key]:.4f}" in body
-    assert size(result["bytes_up"]) in body
-    with folder.ledger.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["direction"] == "up"]  # one type of message: the weights
-    for column in ("header_bytes", "payload_bytes", "paper_bytes"):
-        assert f">{sum(int(row[column]) for row in rows):,}<" in body
-    assert ">12<" in body  # messages: 4 clients, 3 rounds
-    assert "# Learning rate of the first round." in body  # the configuration
-    assert "scikit-learn" in body  # the environment
-    assert "mcmahan2017communication" in body
+def made(folders, tmp_path, **options):
+    return Page(report.write(folders, tmp_path / "page.html", **options).read_text(encoding="utf-8"))
 
 
-def test_the_figures_hold_the_curves_and_the_partition(runs):
-    run = report._read(RunFolder(runs / "fedavg"), "fedavg")
-    by_round, by_bytes = (report._accuracy([run], against, "") for against in ("round", "bytes"))
-    assert list(by_round.data[0].x) == [1, 2, 3]
-    assert list(by_round.data[0].y) == [row["accuracy"] for row in run.rows]
-    assert list(by_bytes.data[0].x) == [row["bytes_up"] + row["bytes_down"] for row in run.rows]
-    dots = report._dots(run).data[0]
+def groups_of(path):
+    return runs.grouped([runs.read(folder) for folder in run_folders(path)])
+
+
+def test_the_numbers_are_those_of_the_folder(single, tmp_path):
+    found = made([single], tmp_path)
+    result = json.loads(single.result.read_text())
+    (row,) = found.table("the server sees")
+    assert row["run"] == "fedavg"
+    for column, key in (("accuracy, %", "accuracy"), ("best, %", "accuracy_max"), ("best five, %", "accuracy_best5")):
+        assert row[column] == f"{100 * result[key]:.2f}"
+    assert row["bytes up"] == size(result["bytes_up"])
+    assert row["rounds"] == "3"
+    assert row["the server sees"] == "sums only"
+    with single.ledger.open(newline="") as file:
+        sent = [line for line in csv.DictReader(file) if line["type"] == "global_model.Local"]
+    (local,) = [row for row in found.table("message") if row["message"] == "global_model.Local"]
+    assert local["messages"] == "12"  # 4 clients, 3 rounds
+    for column, key in (("header", "header_bytes"), ("payload", "payload_bytes"), ("as papers count", "paper_bytes")):
+        assert local[column] == size(sum(int(line[key]) for line in sent))
+    assert "# Learning rate of the first round." in found.body  # the configuration
+    assert "scikit-learn" in found.body  # the environment
+    assert "mcmahan2017communication" in found.body
+    assert "Nothing in this run is differentially private" in found.body
+
+
+def test_a_page_needs_nothing_from_elsewhere_and_says_what_pictures_show(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path)
+    for tag, attributes in found.tags:
+        for name in ("src", "href"):
+            assert attributes.get(name, "#").startswith(("#", "data:")), (tag, attributes)
+        if tag == "img":
+            assert attributes["alt"]
+        if "plot" in attributes.get("class", "").split():
+            assert attributes["role"] == "img" and attributes["aria-label"]
+    assert len(set(found.ids)) == len(found.ids)
+    for target in re.findall(r'href="#([^"]+)"', found.body):
+        assert target in found.ids
+
+
+def test_every_chart_is_one_that_plotly_knows(comparison, tmp_path):
+    import plotly.graph_objects as plotly
+
+    found = made(run_folders(comparison), tmp_path)
+    assert len(found.charts) > 5
+    for chart in found.charts:
+        plain = re.sub(r'"var\(--[\w-]+\)(/[\d.]+)?"', '"red"', json.dumps(chart))
+        plotly.Figure(json.loads(plain))  # refuses what it does not know
+
+
+def test_curves_are_means_over_seeds_with_bands(comparison):
+    groups = groups_of(comparison)
+    (fedavg,) = [group for group in groups if group.label == "fedavg"]
+    assert len(fedavg.runs) == 2
+    pairs = list(zip(*(run.accuracies.values() for run in fedavg.runs), strict=True))
+    band, line = figures.accuracy_by_rounds([fedavg]).data
+    assert line["x"] == [1, 2, 3]
+    assert line["y"] == pytest.approx([statistics.fmean(pair) for pair in pairs])
+    upper, lower = band["y"][:3], band["y"][:2:-1]
+    assert upper == pytest.approx([statistics.fmean(pair) + statistics.stdev(pair) for pair in pairs])
+    assert lower == pytest.approx([statistics.fmean(pair) - statistics.stdev(pair) for pair in pairs])
+    assert band["legendgroup"] == line["legendgroup"]
+    by_bytes = figures.accuracy_by_bytes([fedavg]).data[1]
+    assert by_bytes["x"] == [row["bytes_up"] + row["bytes_down"] for row in fedavg.first.rows]
+
+
+def test_who_sends_nothing_is_a_line_across_the_logarithmic_scale(comparison):
+    groups = [group for group in groups_of(comparison) if group.label in ("independent", "fedavg")]
+    chart = figures.accuracy_by_bytes(groups)
+    (across,) = [trace for trace in chart.data if "sends nothing" in trace["name"]]
+    sent = [x for trace in chart.data if trace["name"] == "fedavg" for x in trace["x"]]
+    assert chart.layout["xaxis"]["type"] == "log"
+    assert across["x"] == [min(sent), max(sent)]
+    assert across["y"] == [groups[1].curve[-1][2]] * 2
+
+
+def test_rounds_and_bytes_to_a_target(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path, target=0.1)
+    for row in found.table("the server sees"):
+        (group,) = [group for group in groups_of(comparison) if group.label == row["run"]]
+        first = next((r, b) for r, b, mean, _ in group.curve if mean >= 0.1)
+        assert (row["rounds to 10.0 %"], row["bytes to 10.0 %"]) == (str(first[0]), size(first[1]))
+    never = made(run_folders(comparison), tmp_path, target=1.0)
+    assert {row["rounds to 100.0 %"] for row in never.table("the server sees")} == {"–"}
+
+
+def test_what_replies_reveal(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path)
+    rows = {(row["run"], row["reply"]): row for row in found.table("what the reply is")}
+    each, summed = "the server sees of each client", "sees only as a sum"
+    assert (rows["fedavg", "Local"][each], rows["fedavg", "Local"][summed]) == ("", "pw, p")
+    assert rows["feddm", "Images"][each] == "images, labels, counts"
+    assert rows["repshare", "Representations"][each] == "observations, observed"
+    assert rows["repshare", "Representations"][summed] == "sums, counts"
+    assert ("repshare", "Score") not in rows  # evaluation is no part of a method
+    assert ("codream", "OwnDreams") not in rows  # an answer that this configuration does not give
+    assert rows["fedavg", "Local"]["what the reply is"]
+
+
+def test_the_partition_is_drawn_once_for_each_split(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path)
+    assert [id for id in found.ids if id.startswith("partition-")] == ["partition-0", "partition-1"]  # two seeds
+    run = runs.read(RunFolder(comparison / "feddm"))
+    (dots,) = figures.partition(run, "dots", "").data
     counts = run.partition["clients"]
-    assert sum(dots.marker.size) == sum(map(sum, counts.values()))
-    assert len(dots.x) == sum(n > 0 for row in counts.values() for n in row)
+    assert sum(dots["marker"]["size"]) == sum(map(sum, counts.values()))
+    assert len(dots["x"]) == sum(n > 0 for row in counts.values() for n in row)
 
 
-def test_several_runs_share_a_page_and_a_partition_is_drawn_once(runs, tmp_path):
-    body = page([RunFolder(runs / "fedavg"), RunFolder(runs / "independent")], tmp_path / "page.html")
-    assert "<td>fedavg</td>" in body
-    assert "<td>independent</td>" in body
-    assert body.count("plotly-graph-div") == 3  # two of accuracy, one partition
+def test_discrepancies_are_named(tmp_path):
+    config = configs.resolve({"method": "fedavg", **SMALL, "rounds": 1, "discrepancy": "rotation:degrees=30,labels"})
+    runner.run(config, tmp_path / "run")
+    found = made([RunFolder(tmp_path / "run")], tmp_path)
+    assert "rotation:degrees=30. Feature shift" in found.body
+    assert "labels. Concept shift" in found.body
 
 
-def test_an_unfinished_run_has_a_report(runs, tmp_path):
-    whole = RunFolder(runs / "fedavg")
-    half = RunFolder(tmp_path / "half")
+def test_galleries_and_planes_are_there(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path)
+    for title in ("codream: dreams", "feddm: images that the clients sent", "tofu: proxy images down"):
+        assert f"<h3>{title}</h3>" in found.body
+    assert "plane-repshare-class representations-2" in found.ids
+    assert "further-cosine" in found.ids
+
+
+def test_a_grid_has_a_row_for_each_class(tmp_path):
+    """Three images of class 4 and one of class 7: a row of three, and a row of one with two empty places."""
+    pixels = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 1, 2, 2) * 50
+    shown = artifacts.Shown(1, "images", pixels, torch.tensor([4, 4, 7, 4]), [""] * 4)
+    (gallery,) = pictures.galleries("run", [shown])
+    (grid,) = gallery.grids
+    assert grid.rows == ["4", "7"]
+    assert (grid.width, grid.height) == (9, 6)  # 3 × 2 images of 2 × 2 pixels, and a pixel after each
+
+
+def test_soft_labels_say_how_sure_they_are():
+    soft = torch.tensor([[0.2, 0.8], [0.4, 0.6]])
+    shown = artifacts.Shown(1, "dreams", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), soft, [""] * 2)
+    (gallery,) = pictures.galleries("run", [shown])
+    assert gallery.soft
+    assert gallery.grids[0].rows == ["1 · 70 %"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_png_is_one(channels):
+    image = pytest.importorskip("PIL.Image")
+    import io
+
+    pixels = np.arange(5 * 7 * (channels + 1), dtype=np.uint8).reshape(5, 7, channels + 1)
+    with image.open(io.BytesIO(pictures.png(pixels))) as read:
+        assert read.mode == {1: "LA", 3: "RGBA"}[channels]
+        assert (np.asarray(read) == pixels).all()
+
+
+def test_spread_has_both_ends():
+    assert pictures.spread(range(10), 4) == [0, 3, 6, 9]
+    assert pictures.spread("ab", 4) == ["a", "b"]
+
+
+def test_planes_keep_clusters_together_and_repeat():
+    """Three clusters far apart in 20 dimensions are three clusters in the plane; the same features give the same."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 20 * torch.randn(3, 20, generator=generator)
+    labels = torch.arange(3).repeat(10)
+    rounds = [
+        artifacts.Shown(
+            r, "means", (centres[labels] + torch.randn(30, 20, generator=generator)).half(), labels, ["a"] * 30
+        )
+        for r in (1, 2)
+    ]
+    planes = embedding.planes(rounds)["means"]
+    assert [plane.round for plane in planes] == [1, 2]
+    for plane in planes:
+        middle = np.stack([plane.points[labels == c].mean(0) for c in range(3)])
+        nearest = ((plane.points[:, None] - middle[None]) ** 2).sum(2).argmin(1)
+        assert nearest.tolist() == labels.tolist()
+    assert (embedding.planes(rounds)["means"][1].points == planes[1].points).all()
+
+
+def test_features_of_a_run_that_diverged_are_in_one_place():
+    shown = artifacts.Shown(1, "means", torch.full((9, 4), float("nan")).half(), torch.zeros(9).long(), ["a"] * 9)
+    assert (embedding.planes([shown])["means"][0].points == 0).all()
+
+
+def fake(method, accuracies, numbers, clients=2):
+    """A group whose clients send so many numbers each in every round."""
+    wire = runs.Wire()
+    rows = []
+    for r, accuracy in enumerate(accuracies, 1):
+        wire.paper_up[r] = 4 * numbers * clients
+        rows.append({"round": r, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1})
+    config = {"method": method, "clients": clients}
+    return runs.Group(method, [runs.Run(RunFolder("."), config, "", rows, None, {}, {}, {}, wire)])
+
+
+def test_efficiency_as_defined_and_at_equal_accuracy():
+    """FedAvg: best 0.9 in round 4, 1,000 numbers a round. TOFU: best 0.8 in round 5, 100 a round; 0.8 is round 3 there.
+
+    η = 4 · 1000 / (5 · 100) = 8; at 0.8 it is 3 · 1000 / (5 · 100) = 6. Encrypted with n = 2: a client of FedAvg
+    4 · 1002, of TOFU 5 · 102; the server 4 · 2004 and 5 · 204.
+    """
+    fedavg, tofu = fake("fedavg", [0.5, 0.7, 0.8, 0.9, 0.9], 1000), fake("tofu", [0.1, 0.2, 0.3, 0.4, 0.8], 100)
+    base, ours = efficiency.costs([fedavg, tofu])
+    assert (base.by_definition, base.client, base.server) == (None, 4008, 8016)
+    assert (ours.round, ours.numbers, ours.client, ours.server) == (5, 500, 510, 1020)
+    assert (ours.by_definition, ours.at_equal_accuracy, ours.common_accuracy) == (8, 6, 0.8)
+    (alone,) = efficiency.costs([tofu])
+    assert alone.by_definition is None
+
+
+def test_the_efficiency_of_tofu_is_that_of_its_definition(comparison):
+    """The ledger's numbers are those of D_size: N images of 8 × 8 pixels with 10 labels and a weight each."""
+    groups = groups_of(comparison)
+    (tofu,) = [group for group in groups if group.label == "tofu"]
+    options = tofu.first.config["options"]
+    uploads = tofu.first.wire.kinds["round", "up", "tofu.Upload"]
+    assert uploads.paper == 4 * uploads.messages * options["images"] * (64 + 10 + 1)
+    cost = next(cost for cost in efficiency.costs(groups) if cost.label == "tofu")
+    assert tables.encryption([cost], None).rows[0][3].text == "–"
+
+
+def test_labels_say_what_differs(tmp_path):
+    for lr in (0.1, 0.2):
+        for seed in (0, 1):
+            config = configs.resolve({"method": "fedavg", **SMALL, "rounds": 1, "lr": lr, "seed": seed})
+            runner.run(config, tmp_path / f"{lr}-{seed}")
+    assert [(group.label, len(group.runs)) for group in groups_of(tmp_path)] == [
+        ("fedavg (lr 0.1)", 2),
+        ("fedavg (lr 0.2)", 2),
+    ]
+
+
+def unfinished(whole, path):
+    half = RunFolder(path)
     half.path.mkdir()
-    for name in ("config.toml", "env.json", "partition.json"):
+    for name in ("config.toml", "env.json", "partition.json", "method.json"):
         (half.path / name).write_text((whole.path / name).read_text())
     half.metrics.write_text("".join(whole.metrics.read_text().splitlines(keepends=True)[:2]) + '{"round": 3, "sec')
     half.ledger.write_text(whole.ledger.read_text()[:-9])
-    body = page([half], tmp_path / "page.html")
-    assert "2 of 3, unfinished" in body
+    return half
 
 
-def test_nothing_in_a_folder_becomes_markup(runs, tmp_path):
-    evil = "</script><script>alert(1)</script>"
-    config = configs.resolve({"method": "fedavg", **SMALL, "rounds": 1})
+def test_an_unfinished_run_has_a_report(single, tmp_path):
+    found = made([unfinished(single, tmp_path / "half")], tmp_path)
+    assert found.table("the server sees")[0]["rounds"] == "2 of 3, unfinished"
+    assert "mcmahan2017communication" in found.body
+
+
+def test_a_run_that_has_not_begun_has_a_report(single, tmp_path):
+    half = unfinished(single, tmp_path / "half")
+    half.metrics.write_text("")
+    half.ledger.write_text("")
+    found = made([half], tmp_path)
+    assert found.table("the server sees")[0]["accuracy, %"] == "–"
+
+
+def test_nothing_in_a_folder_becomes_markup(tmp_path):
+    config = configs.resolve({"method": "tofu", "clients": 3, "device": "cpu"}, profile="toy")
     runner.run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    text = folder.config.read_text().replace('dataset = "digits"', f'dataset = "{evil}"')
-    folder.config.write_text(text.replace('method = "fedavg"', f'method = "{evil}"'))
+    text = folder.config.read_text().replace('dataset = "digits"', f'dataset = "{EVIL}"')
+    folder.config.write_text(text.replace('method = "tofu"', f'method = "{EVIL}"'))
     partition = json.loads(folder.partition.read_text())
-    partition["clients"] = {evil: partition["clients"]["0"]}
+    partition["clients"] = {EVIL: partition["clients"]["0"]}
     folder.partition.write_text(json.dumps(partition))
-    folder.ledger.write_text(folder.ledger.read_text().replace(",up,", f",{evil},"))
-    folder.result.write_text(json.dumps({**json.loads(folder.result.read_text()), "citation": evil}))
-    folder.environment.write_text(json.dumps({"python": evil}))
-    text = report.write([folder], tmp_path / "page.html").read_text()
-    assert "<script>alert" not in text
-    assert "alert(1)" in text
+    folder.ledger.write_text(folder.ledger.read_text().replace("tofu.Upload", EVIL))
+    folder.result.write_text(json.dumps({**json.loads(folder.result.read_text()), "privacy": {EVIL: EVIL}}))
+    about = {"name": EVIL, "summary": EVIL, "citation": EVIL, "replies": {EVIL: EVIL}}
+    sees = [{"request": EVIL, "reply": EVIL, "field": EVIL, "additive": False}]
+    folder.method.write_text(json.dumps({**about, "sees": sees}))
+    folder.environment.write_text(json.dumps({"python": EVIL}))
+    lines = folder.metrics.read_text().replace("cosine_up", EVIL.replace("_", ""))
+    folder.metrics.write_text(lines)
+    exhibit = artifacts.Exhibit(EVIL, torch.zeros(1, 1, 8, 8), None, EVIL, False)
+    points = artifacts.Exhibit(f"{EVIL} points", torch.eye(9), torch.arange(9), EVIL, False)
+    task = runner.sources.from_dataset(configs.resolve({"dataset": "digits", "device": "cpu"})).task
+    artifacts.save([exhibit, points], task, folder.exhibits(1))
+    found = made([folder], tmp_path)
+    assert "<script>alert" not in found.body
+    assert "<img src=x" not in found.body
+    assert "alert(1)" in found.body
+    assert not any("onerror" in attributes for _, attributes in found.tags)
 
 
-def test_without_plotly_it_says_what_to_install(runs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(FedgistError, match=r"the report needs plotly: pip install 'fedgist\[report\]'"):
-        report.write([RunFolder(runs / "fedavg")], tmp_path / "page.html")
+def test_an_epsilon_is_reported_with_all_that_belongs_to_it(single, tmp_path):
+    folder = unfinished(single, tmp_path / "private")
+    promise = {"epsilon": 2.5, "delta": 1e-5, "unit": "record", "neighbours": "add or remove one"}
+    folder.result.write_text(json.dumps({**json.loads(single.result.read_text()), "privacy": promise}))
+    found = made([folder], tmp_path)
+    assert "fedavg: epsilon 2.5, delta 1e-05, unit record, neighbours add or remove one." in found.body
+    assert "differentially private" not in found.body
+
+
+@pytest.mark.parametrize("missing", ["plotly", "jinja2"])
+def test_without_what_it_needs_it_says_what_to_install(single, tmp_path, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, {"plotly": "plotly.offline"}.get(missing, missing), None)
+    with pytest.raises(FedgistError, match=rf"the report needs {missing}: pip install 'fedgist\[report\]'"):
+        report.write([single], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

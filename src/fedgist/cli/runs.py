@@ -4,7 +4,8 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +21,11 @@ from fedgist.cli.common import (
     Device,
     Engine,
     Json,
+    Live,
     Model,
     Out,
     Partition,
+    Port,
     Profile,
     Quiet,
     Record,
@@ -41,6 +44,7 @@ from fedgist.experiments.progress import size
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
+    from fedgist.experiments.folder import RunFolder
     from fedgist.experiments.runner import Result
 
 app = typer.Typer()
@@ -69,6 +73,11 @@ def run(
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
+    live: Live = False,
+    port: Port = 0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard into the run's folder.")
+    ] = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -89,7 +98,9 @@ def run(
         resolved = configs.resolve(*layers, configs.assignments(set or []), flags, profile=profile)
         note(configs.profile_note(resolved.method, profile), as_json or quiet)
         folder = out or runner.default_folder(resolved)
-        results = _run_seeds(resolved, folder, resume, as_json or quiet, folder if resolved.seeds > 1 else None)
+        group = folder if resolved.seeds > 1 else None
+        with _live(folder, live, port):
+            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard)
         report = _write_report(folder, as_json or quiet)
         if as_json:
             print(json.dumps(_object(results, folder)))
@@ -121,6 +132,8 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
+    live: Live = False,
+    port: Port = 0,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -140,7 +153,10 @@ def compare(
         goal = None if target is None else _fraction(target)
         resolved, notes = comparison.compare(methods, layer, profile)
         note("\n".join(notes), as_json or quiet)
-        _side_by_side(resolved, out or _free("compare"), resume, as_json, quiet, goal)
+        out = out or _free("compare")
+        with _live(out, live, port):
+            groups = _run_all(resolved, out, resume, as_json or quiet)
+        _side_by_side(groups, out, as_json, quiet, goal)
 
 
 @app.command()
@@ -159,7 +175,8 @@ def demo(
         chosen = [name.strip() for name in only.split(",")] if only else None
         resolved, instead = comparison.demo(chosen, DEMO)
         note(instead, as_json)
-        _side_by_side(resolved, out or _free("demo"), resume, as_json, quiet)
+        out = out or _free("demo")
+        _side_by_side(_run_all(resolved, out, resume, as_json or quiet), out, as_json, quiet)
 
 
 @app.command()
@@ -183,14 +200,36 @@ def _free(name: str) -> Path:
     return free_folder("runs", name)
 
 
-def _run_seeds(config: "RunConfig", out: Path, resume: bool, quiet: bool, group: Path | None = None) -> "list[Result]":
+@contextmanager
+def _live(folder: Path, wanted: bool, port: int) -> Iterator[None]:
+    """Serves the report of what runs in `folder`, where that is wanted."""
+    if not wanted:
+        yield
+        return
+    from fedgist.experiments.live import LiveReport
+
+    with LiveReport(folder, port) as live:
+        print(f"live report: {live.url}", file=sys.stderr)
+        yield
+
+
+def _run_seeds(
+    config: "RunConfig", out: Path, resume: bool, quiet: bool, group: Path | None = None, tensorboard: bool = False
+) -> "list[Result]":
     """The runs of a configuration; `group` is the folder of all runs of this command, where there are several."""
     from fedgist.experiments import runner
-    from fedgist.experiments.progress import choose
+    from fedgist.experiments.progress import Several, choose
+    from fedgist.experiments.tensorboard import TensorBoard
 
     runs = runner.each_seed(config, out)
+    listeners = [
+        Several(choose(quiet), TensorBoard(path / "tensorboard")) if tensorboard else choose(quiet) for _, path in runs
+    ]
     try:
-        return [runner.run(one, path, resume=resume, progress=choose(quiet)) for one, path in runs]
+        return [
+            runner.run(one, path, resume=resume, progress=listener)
+            for (one, path), listener in zip(runs, listeners, strict=True)
+        ]
     except runner.Interrupted as stop:
         if group is None:
             raise
@@ -198,20 +237,25 @@ def _run_seeds(config: "RunConfig", out: Path, resume: bool, quiet: bool, group:
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
 
 
+def _run_all(configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool) -> "list[tuple[Path, list[Result]]]":
+    """Runs the configurations one after the other, each in its own folder."""
+    folders = [out / config.method for config in configs]
+    return [
+        (folder, _run_seeds(config, folder, resume, quiet, out))
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+
+
 def _side_by_side(
-    configs: "Sequence[RunConfig]", out: Path, resume: bool, as_json: bool, quiet: bool, target: float | None = None
+    groups: "Sequence[tuple[Path, list[Result]]]", out: Path, as_json: bool, quiet: bool, target: float | None = None
 ) -> None:
-    """Runs the configurations one after the other, each in its own folder, and shows one table and one report."""
+    """Shows one table and one report of several runs."""
     from fedgist.experiments import comparison
     from fedgist.experiments.folder import RunFolder
 
-    groups = []
-    for config in configs:
-        folder = out / config.method
-        groups.append((folder, _run_seeds(config, folder, resume, as_json or quiet, out)))
-    report = _write_report(out, as_json or quiet)
     folders = [[RunFolder(str(result.folder)) for result in results] for _, results in groups]
     target, standings = comparison.standings(folders, target)
+    report = _write_report(out, as_json or quiet, [run for runs in folders for run in runs], target)
     if as_json:
         objects = [
             {**_object(results, folder), "rounds_to_target": s.rounds_to, "bytes_to_target": s.bytes_to}
@@ -303,13 +347,15 @@ def _summary(results: "Sequence[Result]", folder: Path, report: Path | None) -> 
         print(f"report    {report}")
 
 
-def _write_report(folder: Path, quiet: bool) -> Path | None:
-    """The report of the runs in a folder, or a line on what it needs."""
+def _write_report(
+    folder: Path, quiet: bool, runs: "Sequence[RunFolder] | None" = None, target: float | None = None
+) -> Path | None:
+    """The report of the runs in a folder, in the order of `runs`, or a line on what it needs."""
     from fedgist.experiments import report as reports
     from fedgist.experiments.folder import run_folders
 
     try:
-        return reports.write(run_folders(folder), folder / "report.html")
+        return reports.write(runs or run_folders(folder), folder / "report.html", target)
     except reports.MissingPlotly as missing:
         note(f"no report.html: {missing}", quiet)
         return None

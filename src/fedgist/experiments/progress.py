@@ -30,6 +30,25 @@ class Silent:
         return None
 
 
+class Several:
+    """Tells all of them."""
+
+    def __init__(self, *listeners: Progress):
+        self.listeners = listeners
+
+    def start(self, title: str, done: int, rounds: int) -> None:
+        for listener in self.listeners:
+            listener.start(title, done, rounds)
+
+    def round(self, row: dict[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.round(row)
+
+    def stop(self) -> None:
+        for listener in self.listeners:
+            listener.stop()
+
+
 class Lines:
     """One plain line a round."""
 

@@ -184,7 +184,7 @@ class TOFU(Method):
         if not usable:
             return state
         for upload in usable:
-            fed.show("proxy images up", upload.images[0], upload.labels[0].argmax(1), stretched=True)
+            fed.show("proxy images up", upload.images[0], stretched=True)
         parts = [await compute(self.encoder.decode, part_of(upload), w) for upload in usable]
         share = [upload.p / sum(upload.p for upload in usable) for upload in usable]
         update = tree.map(lambda *each: sum(p * u for p, u in zip(share, each, strict=True)), *parts)
@@ -195,7 +195,7 @@ class TOFU(Method):
             sent, update, lost, cosine = await self.encode(update, state["residual"], w, fed.rng, fed.round)
             state |= {"past": self.remember(state["past"], {**sent, "statistics": statistics}), "residual": lost}
             state["cosine"]["cosine_down"] = cosine
-            fed.show("proxy images down", sent["images"], sent["labels"].argmax(1), stretched=True)
+            fed.show("proxy images down", sent["images"], stretched=True)
         return {**state, "w": moved(self.model, w, update, statistics), "version": state["version"] + 1}
 
     def news(self, state: Any, ids: Sequence[str]) -> dict[str, Any]:

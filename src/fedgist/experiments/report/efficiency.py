@@ -1,0 +1,78 @@
+"""How many numbers a method sends to get as far as FedAvg, and what that would cost encrypted.
+
+"TOFU: Towards Obfuscated Federated Updates by Encoding Weight Updates into Gradients from Proxy Data" (Garg et al.
+2022), sections 4.1 and 4.2: η is the numbers that FedAvg sends up to its best accuracy, over those that the method
+sends up to its own, in one direction. The two accuracies may differ, so η at equal accuracy stands beside it: both are
+counted up to the first round that reaches what both of them reach. The cost of encryption is the paper's estimate, that
+of secure aggregation (Bonawitz et al. 2017): n + k for a client and n·k + n² for the server, a round, for n clients
+that send k numbers each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedgist.experiments.report.runs import Group
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method sent, counted as the papers do, up to its best accuracy."""
+
+    label: str
+    accuracy: float
+    round: int
+    numbers: float
+    """From one client, on average."""
+    client: float
+    """The estimate of the work of encryption for a client, and for the server."""
+    server: float
+    by_definition: float | None = None
+    """η, where there is a run of FedAvg to compare with."""
+    at_equal_accuracy: float | None = None
+    common_accuracy: float | None = None
+
+
+def costs(groups: Sequence[Group]) -> list[Cost]:
+    """One for each method that sends anything."""
+    base = next((group for group in groups if group.method == "fedavg" and group.curve), None)
+    sending = [group for group in groups if group.curve and sum(group.first.wire.paper_up.values())]
+    return [_cost(group, base) for group in sending]
+
+
+def rounds_to(group: Group, accuracy: float) -> int | None:
+    """The first round after which the mean over the seeds is at least that good."""
+    return next((r for r, _, mean, _ in group.curve if mean >= accuracy), None)
+
+
+def best(group: Group) -> float:
+    return max(mean for *_, mean, _ in group.curve)
+
+
+def _cost(group: Group, base: Group | None) -> Cost:
+    top = best(group)
+    until = rounds_to(group, top)
+    assert until is not None
+    a_round = _numbers_by_round(group, until)
+    n, numbers = int(group.first.config["clients"]), sum(a_round)
+    client = sum(n + k for k in a_round)
+    server = sum(n * k + n * n for k in a_round)
+    cost = Cost(group.label, top, until, numbers, client, server)
+    if base is None or base is group:
+        return cost
+    common = min(top, best(base))
+    theirs = sum(_numbers_by_round(base, rounds_to(base, best(base))))
+    return Cost(
+        **vars(cost) | {"by_definition": theirs / numbers if numbers else None}
+        | {"at_equal_accuracy": _ratio(base, group, common), "common_accuracy": common}
+    )  # fmt: skip
+
+
+def _ratio(base: Group, group: Group, accuracy: float) -> float | None:
+    ours = sum(_numbers_by_round(group, rounds_to(group, accuracy)))
+    return sum(_numbers_by_round(base, rounds_to(base, accuracy))) / ours if ours else None
+
+
+def _numbers_by_round(group: Group, until: int | None) -> list[float]:
+    """How many numbers a client sends in each round up to that one, on average over the clients."""
+    clients = int(group.first.config["clients"])
+    return [sent / 4 / clients for round, sent in group.first.wire.paper_up.items() if until and round <= until]

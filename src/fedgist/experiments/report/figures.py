@@ -1,0 +1,265 @@
+"""The charts of the page, as plotly.js wants them: plain data and layout, drawn by the page's script.
+
+A colour is the name of a style variable, such as var(--series-1), which the script looks up: so that charts follow the
+reader's light or dark mode. Texts are escaped, because plotly.js reads some tags in them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from fedgist.experiments.progress import size
+from fedgist.experiments.report.embedding import Plane
+from fedgist.experiments.report.runs import Group, Run, mean_and_deviation
+from fedgist.experiments.report.words import percent
+
+COLOURS = 8
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
+DASHES = ("solid", "dot", "dash", "dashdot")
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with what a reader who cannot see it is told."""
+
+    id: str
+    title: str
+    alt: str
+    data: list[Spec]
+    layout: Spec = field(default_factory=dict)
+    note: str = ""
+    kind: str = ""
+    """A class of the style sheet that says how large it is."""
+
+    @property
+    def spec(self) -> Spec:
+        return {"data": self.data, "layout": self.layout}
+
+
+def colour(i: int, alpha: float | None = None) -> str:
+    return f"var(--series-{i % COLOURS + 1})" + ("" if alpha is None else f"/{alpha}")
+
+
+def line(i: int) -> Spec:
+    return {"color": colour(i), "width": 2, "dash": DASHES[i // COLOURS % len(DASHES)]}
+
+
+def accuracy_by_rounds(groups: Sequence[Group]) -> Figure:
+    data: list[Spec] = []
+    for i, group in enumerate(groups):
+        curve = group.curve
+        data += _band(i, group.label, [r for r, *_ in curve], [(mean, std) for *_, mean, std in curve])
+        data.append(_accuracy(i, group, [r for r, *_ in curve], [f"round {r}" for r, *_ in curve]))
+    layout = {"xaxis": _rounds_axis(data), "yaxis": _accuracy_axis()}
+    return Figure("by-rounds", "Accuracy against rounds", _said(groups, "round"), data, layout, _band_note(groups))
+
+
+def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
+    """On a logarithmic scale; who sends nothing has no place on it and is a line across, at the last accuracy."""
+    data: list[Spec] = []
+    sent = [b for group in groups if group.sends for _, b, _, _ in group.curve]
+    for i, group in enumerate(groups):
+        curve = group.curve
+        if group.sends:
+            x = [b for _, b, _, _ in curve]
+            data += _band(i, group.label, x, [(mean, std) for *_, mean, std in curve])
+            data.append(_accuracy(i, group, x, [f"{size(b)}, round {r}" for r, b, *_ in curve]))
+        elif sent and curve:
+            last = curve[-1][2]
+            across = {
+                "x": [min(sent), max(sent)],
+                "y": [last, last],
+                "mode": "lines",
+                "line": {**line(i), "dash": "dash"},
+            }
+            label = escape(f"{group.label} (sends nothing)")
+            data.append({"type": "scatter", "name": label, "hoverinfo": "name+y", **across})
+    axis: Spec = {"title": {"text": "bytes sent so far, up and down"}, "type": "log", "tickformat": "~s"}
+    if sent and max(sent) > 20 * min(sent):
+        axis["dtick"] = 1  # whole powers of ten are enough, and do not overlap on a phone
+    layout = {"xaxis": axis, "yaxis": _accuracy_axis()}
+    return Figure("by-bytes", "Accuracy against bytes", _said(groups, "bytes"), data, layout, _band_note(groups))
+
+
+def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) -> Spec:
+    curve = group.curve
+    said = [percent(mean) + (f" ± {100 * std:.2f}" if len(group.runs) > 1 else "") for *_, mean, std in curve]
+    return {
+        "type": "scatter",
+        "name": escape(group.label),
+        "legendgroup": str(i),
+        "x": list(x),
+        "y": [mean for *_, mean, _ in curve],
+        "mode": "lines+markers",
+        "line": line(i),
+        "marker": {"size": 6, "symbol": SYMBOLS[i % len(SYMBOLS)]},
+        "text": [f"{value} after {place}" for value, place in zip(said, where, strict=True)],
+        "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
+    }
+
+
+def _band(i: int, label: str, x: Sequence[float], values: Sequence[tuple[float, float]]) -> list[Spec]:
+    """The area of one standard deviation about the mean; nothing for a single seed."""
+    if not any(std for _, std in values):
+        return []
+    outline = {"x": [*x, *reversed(x)], "y": [m + s for m, s in values] + [m - s for m, s in reversed(values)]}
+    hidden = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    fill = {"fill": "toself", "fillcolor": colour(i, 0.16)}
+    return [{"type": "scatter", "name": escape(label), "legendgroup": str(i), **outline, **hidden, **fill}]
+
+
+def _rounds_axis(data: Sequence[Spec]) -> Spec:
+    most = max((x for trace in data for x in trace["x"]), default=0)
+    return {"title": {"text": "round"}, "rangemode": "tozero", **({"dtick": 1} if most <= 8 else {})}
+
+
+def _accuracy_axis() -> Spec:
+    return {"title": {"text": "test accuracy"}, "tickformat": ".0%"}
+
+
+def _band_note(groups: Sequence[Group]) -> str:
+    several = any(len(group.runs) > 1 for group in groups)
+    return "Bands are one standard deviation over the seeds." if several else ""
+
+
+def _said(groups: Sequence[Group], against: str) -> str:
+    last = [f"{group.label} {percent(group.curve[-1][2])}" for group in groups if group.curve]
+    return f"Test accuracy against {against}; at the end: {', '.join(last) or 'nothing yet'}"
+
+
+def further(groups: Sequence[Group]) -> list[Figure]:
+    """A chart for each family of other numbers in the rows, such as cosine_up and cosine_down."""
+    families: dict[str, list[tuple[Group, str]]] = {}
+    for group in groups:
+        for name in group.first.further():
+            families.setdefault(name.partition("_")[0], []).append((group, name))
+    return [_family(family, members) for family, members in families.items()]
+
+
+def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
+    data: list[Spec] = []
+    for i, (group, name) in enumerate(members):
+        series = [run.further().get(name, {}) for run in group.runs]
+        rounds = sorted(set.intersection(*(set(one) for one in series)))
+        values = [mean_and_deviation(one[r] for one in series) for r in rounds]
+        label = f"{group.label}: {name.replace('_', ' ')}"
+        data += _band(i, label, rounds, values)
+        style = {"mode": "lines+markers", "line": line(i), "marker": {"size": 5, "symbol": SYMBOLS[i % len(SYMBOLS)]}}
+        data.append(
+            {"type": "scatter", "name": escape(label), "legendgroup": str(i), "x": rounds}
+            | {"y": [mean for mean, _ in values], **style}
+            | {"hovertemplate": "%{y:.4f} after round %{x}<extra>%{fullData.name}</extra>"}
+        )
+    layout = {"xaxis": _rounds_axis(data), "yaxis": {"title": {"text": family}}}
+    said = ", ".join(f"{group.label} {name}" for group, name in members)
+    title = "Further accuracies" if family == "accuracy" else family.capitalize()
+    return Figure(f"further-{family}", title, f"{family} against rounds: {said}", data, layout)
+
+
+def wire(groups: Sequence[Group]) -> Figure:
+    """A bar for each group, cut by type of message; shares, because totals may differ a thousandfold."""
+    bars = [group for group in groups if group.sends]
+    shade = {"up": "--up", "down": "--down"}
+    data: list[Spec] = []
+    for group in bars:
+        crossed = group.first.wire.crossed()
+        total = sum(counts.bytes for *_, counts in crossed)
+        for way in ("up", "down"):
+            ours = [(kind, counts) for direction, kind, counts in crossed if direction == way]
+            for k, (kind, counts) in enumerate(ours):
+                name = kind.rsplit(".", 1)[-1]
+                data.append(
+                    {"type": "bar", "orientation": "h", "name": escape(name), "y": [escape(group.label)]}
+                    | {"x": [counts.bytes / total], "text": [escape(name)], "textposition": "inside"}
+                    | {"insidetextanchor": "middle", "textangle": 0}
+                    | {"marker": {"color": f"var({shade[way]})/{max(0.35, 0.9 - 0.22 * k):.2f}"}, "showlegend": False}
+                    | {"hovertemplate": _bar_hover(way, kind, counts.bytes, total)}
+                )
+    totals = [
+        {"x": 1, "y": escape(group.label), "xanchor": "left", "showarrow": False, "xshift": 6}
+        | {"text": size(sum(counts.bytes for *_, counts in group.first.wire.crossed()))}
+        for group in bars
+    ]
+    layout = {
+        "barmode": "stack",
+        "annotations": totals,
+        "xaxis": {"tickformat": ".0%", "range": [0, 1], "fixedrange": True},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "ticksuffix": " "},
+        "margin": {"r": 80},
+        "bargap": 0.35,
+        "height": 110 + 44 * len(bars),
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+    }
+    alt = "; ".join(f"{group.label}: {_wire_said(group)}" for group in bars)
+    return Figure("wire", "Bytes by type of message", alt, data, layout, kind="free")
+
+
+def _bar_hover(way: str, kind: str, count: int, total: int) -> str:
+    return f"{escape(kind)}, {way}: {size(count)}, {100 * count / total:.1f} %<extra></extra>"
+
+
+def _wire_said(group: Group) -> str:
+    return ", ".join(f"{kind} {way} {size(counts.bytes)}" for way, kind, counts in group.first.wire.crossed())
+
+
+def partition(run: Run, id: str, title: str) -> Figure:
+    """The label-by-client dot plot: the area of a dot is the number of samples."""
+    clients: Mapping[str, Sequence[int]] = run.partition["clients"]
+    dots = [(name, label, n) for name, counts in clients.items() for label, n in enumerate(counts) if n]
+    most = max((n for _, _, n in dots), default=1)
+    widest = 26 if len(clients) <= 20 else max(6.0, 26 * math.sqrt(20 / len(clients)))
+    data: list[Spec] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [escape(name) for name, _, _ in dots],
+            "y": [label for _, label, _ in dots],
+            "text": [f"client {escape(name)}, label {label}: {n:,} samples" for name, label, n in dots],
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {
+                "size": [n for _, _, n in dots],
+                "sizemode": "area",
+                "sizeref": 2 * most / widest**2,
+                "color": "var(--series-1)",
+                "opacity": 0.85,
+                "line": {"width": 0},
+            },
+        }
+    ]
+    order = [escape(name) for name in clients]
+    xaxis = {"title": {"text": "client"}, "type": "category", "categoryorder": "array", "categoryarray": order}
+    classes = int(run.partition.get("classes", 1))
+    layout = {
+        "xaxis": {**xaxis, "range": [-0.7, len(order) - 0.3]},
+        "yaxis": {"title": {"text": "label"}, "dtick": 1 if classes <= 20 else 10, "range": [-0.7, classes - 0.3]},
+        "showlegend": False,
+    }
+    held = "; ".join(f"client {name} {sum(counts):,}" for name, counts in list(clients.items())[:20])
+    return Figure(id, title, f"How many samples of each label every client holds; in all: {held}", data, layout)
+
+
+def plane(plane: Plane, id: str) -> Figure:
+    """Every point is the digit of its class in the colour of its client."""
+    clients = sorted(set(plane.owners))
+    data: list[Spec] = [
+        {
+            "type": "scatter",
+            "mode": "text",
+            "name": escape(f"client {client}"),
+            "x": [float(plane.points[i, 0]) for i in mine],
+            "y": [float(plane.points[i, 1]) for i in mine],
+            "text": [str(plane.classes[i]) for i in mine],
+            "textfont": {"color": colour(k), "size": 12},
+            "hovertemplate": f"client {escape(client)}, class %{{text}}<extra></extra>",
+        }
+        for k, client in enumerate(clients)
+        if (mine := [i for i, owner in enumerate(plane.owners) if owner == client])
+    ]
+    bare = {"visible": False, "zeroline": False, "showgrid": False}
+    layout = {"xaxis": bare, "yaxis": {**bare, "scaleanchor": "x"}, "showlegend": False, "margin": {"l": 4, "b": 4}}
+    alt = f"t-SNE of the features shared in round {plane.round}: digits are classes, colours are clients"
+    return Figure(id, f"Round {plane.round}", alt, data, layout, kind="square")

@@ -1,0 +1,206 @@
+"""The page: reads the runs, makes tables, charts and pictures of them, and fills in the template."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.errors import FedgistError
+from fedgist.data import discrepancies
+from fedgist.experiments import artifacts
+from fedgist.experiments.folder import RunFolder, write_text
+from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
+from fedgist.experiments.report.figures import Figure
+from fedgist.experiments.report.pictures import Gallery
+from fedgist.experiments.report.runs import Group, Run
+from fedgist.experiments.report.tables import Table
+
+PARTITIONS = 4  # pictures of them, at most
+
+
+class MissingPlotly(FedgistError):
+    """The report needs plotly and jinja2, which are an extra."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The planes of one method."""
+
+    label: str
+    name: str
+    figures: list[Figure]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who holds what, and how clients differ besides."""
+
+    figure: Figure
+    discrepancies: list[str]
+
+
+def write(folders: Sequence[RunFolder], path: Path, target: float | None = None) -> Path:
+    """Writes the page about these runs to `path`; `target` is the accuracy that rounds and bytes are counted to."""
+    write_text(path, page(folders, target))
+    return path
+
+
+def page(folders: Sequence[RunFolder], target: float | None = None, live: bool = False) -> str:
+    """The page about these runs; a live one asks its server for news."""
+    template, plotly = _template(), _plotly()
+    found = [runs.read(folder) for folder in folders]
+    groups = runs.grouped(found)
+    shown = {group.label: list(artifacts.load(group.first.folder.shown)) for group in groups}
+    costs = efficiency.costs(groups)
+    target = tables.usual_target(groups) if target is None else target
+    return template.render(
+        title=_title(groups),
+        subtitle=_subtitle(groups),
+        groups=groups,
+        live=live,
+        unfinished=[group.label for group in groups if not group.finished],
+        cards=tables.cards(groups, target),
+        summary=tables.summary(groups, target),
+        curves=[figures.accuracy_by_rounds(groups), figures.accuracy_by_bytes(groups)],
+        further=figures.further(groups),
+        galleries=[one for group in groups for one in _galleries(group, shown[group.label])],
+        embedded=[one for group in groups for one in _embedded(group, shown[group.label])],
+        wire=figures.wire(groups),
+        wire_table=tables.wire(groups),
+        efficiency=_efficiency(groups, costs),
+        sees=tables.who_sees_what(groups),
+        privacy=_privacy(groups),
+        partitions=_partitions(groups),
+        configurations=[(_name(group, run), run.text) for group in groups for run in group.runs],
+        environments=_environments(groups),
+        citations=list(dict.fromkeys(text for group in groups if (text := _citation(group.first)))),
+        style=_resource("style.css"),
+        script=_resource("script.js"),
+        plotly=plotly,
+    )
+
+
+def check_installed() -> None:
+    """Raises `MissingPlotly` where the report cannot be made."""
+    _template()
+    _plotly()
+
+
+def _resource(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _template() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingPlotly("the report needs jinja2: pip install 'fedgist[report]'") from None
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(_resource("template.html"))
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise MissingPlotly("the report needs plotly: pip install 'fedgist[report]'") from None
+    return str(get_plotlyjs())
+
+
+def _title(groups: Sequence[Group]) -> str:
+    data = dict.fromkeys(str(group.first.config["dataset"]) for group in groups)
+    return f"{_listed([group.label for group in groups])} on {_listed(list(data))}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _subtitle(groups: Sequence[Group]) -> str:
+    """The ground that all runs stand on, as far as it is the same."""
+    configs = [run.config for group in groups for run in group.runs]
+    said = []
+    for name, text in (("clients", "{} clients"), ("partition", "partition {}"), ("model", "model {}")):
+        values = {str(config.get(name)) for config in configs}
+        if len(values) == 1:
+            said.append(text.format(values.pop()))
+    alphas = {config.get("alpha") for config in configs}
+    if len(alphas) == 1 and "dirichlet" in str(configs[0].get("partition")):
+        said.append(f"α = {alphas.pop()}")
+    seeds = sorted({int(config["seed"]) for config in configs})
+    said.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}")
+    return ", ".join(said)
+
+
+def _galleries(group: Group, shown: Sequence[artifacts.Shown]) -> list[Gallery]:
+    return pictures.galleries(group.label, shown)
+
+
+def _embedded(group: Group, shown: Sequence[artifacts.Shown]) -> list[Embedded]:
+    """Planes cost a second or two, so a run gets them when it is finished."""
+    if not group.finished:
+        return []
+    return [
+        Embedded(group.label, name, [figures.plane(one, f"plane-{group.label}-{name}-{one.round}") for one in planes])
+        for name, planes in embedding.planes(shown).items()
+    ]
+
+
+def _efficiency(groups: Sequence[Group], costs: Sequence[efficiency.Cost]) -> list[Table]:
+    """Against FedAvg, where there is a run of it; and TOFU's estimate, where there is one of TOFU."""
+    methods = {group.label: group.method for group in groups}
+    base = next((cost for cost in costs if methods[cost.label] == "fedavg"), None)
+    found = [tables.efficiency(costs)] if base is not None and len(costs) > 1 else []
+    ours = [cost for cost in costs if methods[cost.label] in ("fedavg", "tofu")]
+    return found + ([tables.encryption(ours, base)] if "tofu" in methods.values() else [])
+
+
+def _privacy(groups: Sequence[Group]) -> list[str]:
+    """What may be said about privacy: an epsilon with all that belongs to it where a run has one, or that none has."""
+    said = []
+    for group in groups:
+        promise = (group.first.result or {}).get("privacy")
+        if promise:
+            terms = ", ".join(f"{name} {value}" for name, value in promise.items())
+            said.append(f"{group.label}: {terms}.")
+    return said
+
+
+def _partitions(groups: Sequence[Group]) -> list[Partition]:
+    """One for each partition: the runs of a comparison share theirs, and one picture shows it."""
+    distinct: dict[str, tuple[Run, list[str]]] = {}
+    for group in groups:
+        for run in group.runs:
+            key = f"{run.partition['sha256']} {run.config.get('discrepancy')}"
+            distinct.setdefault(key, (run, []))[1].append(_name(group, run))
+    found = []
+    for i, (run, names) in enumerate(list(distinct.values())[:PARTITIONS]):
+        title = "All runs" if len(distinct) == 1 else _listed(names)
+        if len(distinct) > 1 and len(names) == len(groups):
+            title = f"Seed {run.config['seed']}"
+        kinds = [str(kind) for kind in run.config.get("discrepancy", [])]
+        said = [f"{kind}. {discrepancies.available().get(kind.partition(':')[0], '')}" for kind in kinds]
+        found.append(Partition(figures.partition(run, f"partition-{i}", title), said))
+    return found
+
+
+def _environments(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The runs that share an environment, and the environment."""
+    shared: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            text = json.dumps(run.environment, indent=1, ensure_ascii=False)
+            shared.setdefault(text, []).append(_name(group, run))
+    return [("All runs" if len(shared) == 1 else _listed(names), text) for text, names in shared.items()]
+
+
+def _citation(run: Run) -> str:
+    return str(run.about.get("citation") or (run.result or {}).get("citation") or "").strip()
+
+
+def _name(group: Group, run: Run) -> str:
+    return group.label if len(group.runs) == 1 else f"{group.label}, seed {run.config['seed']}"

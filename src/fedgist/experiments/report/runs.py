@@ -1,0 +1,201 @@
+"""What the folders of runs say, and which of them are seeds of the same thing."""
+
+import csv
+import statistics
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedgist.experiments.folder import RunFolder, read_json
+
+KNOWN_METRICS = {"round", "seconds", "answered", "skipped", "unevaluated", "accuracy", "bytes_up", "bytes_down"}
+FEW = 3  # differing options that a label may name
+
+
+@dataclass
+class Counts:
+    """Messages of one kind, and their bytes."""
+
+    messages: int = 0
+    header: int = 0
+    payload: int = 0
+    paper: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.header + self.payload
+
+
+@dataclass
+class Wire:
+    """What the ledger says."""
+
+    kinds: dict[tuple[str, str, str], Counts] = field(default_factory=lambda: defaultdict(Counts))
+    """(phase, direction, type of message) -> counts."""
+    paper_up: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Round -> bytes as the papers count them (numbers × 4), from all clients together, evaluation not counted."""
+
+    def crossed(self, phase: str = "round") -> list[tuple[str, str, Counts]]:
+        """(direction, type, counts), the largest first."""
+        kinds = [(way, kind, counts) for (at, way, kind), counts in self.kinds.items() if at == phase]
+        return sorted(kinds, key=lambda one: -one[2].bytes)
+
+    @property
+    def replies(self) -> set[str]:
+        """The types of message that clients sent, evaluation not counted."""
+        return {kind.rsplit(".", 1)[-1] for way, kind, _ in self.crossed() if way == "up"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a folder says."""
+
+    folder: RunFolder
+    config: dict[str, Any]
+    text: str
+    rows: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    partition: dict[str, Any]
+    environment: dict[str, Any]
+    about: dict[str, Any]
+    """The method: its summary and citation, and who sees what."""
+    wire: Wire
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "accuracy" in row]
+
+    @cached_property
+    def accuracies(self) -> dict[int, float]:
+        """Round -> test accuracy."""
+        return {row["round"]: row["accuracy"] for row in self.evaluations}
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last row; before the first round, one that says so."""
+        return self.rows[-1] if self.rows else {"round": 0, "bytes_up": 0, "bytes_down": 0}
+
+    @property
+    def seconds(self) -> float:
+        return float(sum(row["seconds"] for row in self.rows))
+
+    @property
+    def peer_to_peer(self) -> bool:
+        return self.config.get("topology", "none") != "none"
+
+    def further(self) -> dict[str, dict[int, float]]:
+        """Name -> round -> value, for all numbers in the rows besides those that every run has."""
+        found: dict[str, dict[int, float]] = defaultdict(dict)
+        for row in self.rows:
+            for name, value in row.items():
+                if name not in KNOWN_METRICS and isinstance(value, (int, float)):
+                    found[name][row["round"]] = float(value)
+        return dict(found)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def method(self) -> str:
+        return str(self.first.config["method"])
+
+    @property
+    def finished(self) -> bool:
+        return all(run.result is not None for run in self.runs)
+
+    @property
+    def sends(self) -> bool:
+        """Whether clients send more than that they are done."""
+        return any(counts.payload for way, _, counts in self.first.wire.crossed() if way == "up")
+
+    @cached_property
+    def curve(self) -> list[tuple[int, float, float, float]]:
+        """(round, bytes, accuracy, standard deviation), means over the seeds, where all of them were evaluated."""
+        bytes_at = [{row["round"]: row["bytes_up"] + row["bytes_down"] for row in run.rows} for run in self.runs]
+        rounds = sorted(set.intersection(*(set(run.accuracies) for run in self.runs)))
+        return [
+            (r, statistics.fmean(at[r] for at in bytes_at), *mean_and_deviation(run.accuracies[r] for run in self.runs))
+            for r in rounds
+        ]
+
+
+def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
+    """The mean, and the standard deviation of a sample (n − 1), which is 0 for a single value."""
+    listed = list(values)
+    return statistics.fmean(listed), statistics.stdev(listed) if len(listed) > 1 else 0.0
+
+
+def read(folder: RunFolder) -> Run:
+    text = folder.config.read_text(encoding="utf-8")
+    return Run(
+        folder=folder,
+        config=tomllib.loads(text),
+        text=text,
+        rows=folder.rows(),
+        result=read_json(folder.result) if folder.finished else None,
+        partition=read_json(folder.partition),
+        environment=read_json(folder.environment),
+        about=read_json(folder.method) if folder.method.is_file() else {},
+        wire=read_ledger(folder.ledger),
+    )
+
+
+def read_ledger(path: Path) -> Wire:
+    wire = Wire()
+    if not path.is_file():
+        return wire
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        at = {name: i for i, name in enumerate(next(rows, []))}
+        names = ("round", "phase", "direction", "type", "header_bytes", "payload_bytes", "paper_bytes")
+        columns = [at[name] for name in names] if at else []
+        for row in rows:
+            if len(row) < len(at):
+                continue  # the last row of a run that is being written, or that was killed
+            round, phase, direction, kind, header, payload, paper = (row[i] for i in columns)
+            counts = wire.kinds[phase, direction, kind]
+            counts.messages += 1
+            counts.header += int(header)
+            counts.payload += int(payload)
+            counts.paper += int(paper or 0)
+            if phase == "round" and direction == "up":
+                wire.paper_up[int(round)] += int(paper or 0)
+    return wire
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The runs with the seeds of one configuration together, in the order in which they came."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        key = repr({name: value for name, value in run.config.items() if name != "seed"})
+        groups.setdefault(key, []).append(run)
+    together = list(groups.values())
+    return [Group(label, runs) for label, runs in zip(_labels([one[0] for one in together]), together, strict=True)]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Short names that tell the groups apart: the method, and where that does not suffice what else differs."""
+    labels = []
+    flat = [{**run.config, **run.config.get("options", {})} for run in runs]
+    for config in flat:
+        alike = [other for other in flat if other["method"] == config["method"]]
+        names = dict.fromkeys(name for other in alike for name in other if name != "options")
+        differ = [name for name in names if any(other.get(name) != config.get(name) for other in alike)]
+        said = ", ".join(f"{name} {config.get(name)}" for name in differ)
+        labels.append(f"{config['method']} ({said})" if 0 < len(differ) <= FEW else str(config["method"]))
+    if len(set(labels)) < len(labels):
+        return [str(run.folder.path) for run in runs]
+    return labels

@@ -1,0 +1,272 @@
+"""The tables of the page: what they say is in the folders, and how they say it is for people."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.experiments.comparison import SHARE_OF_BEST
+from fedgist.experiments.progress import size
+from fedgist.experiments.report.efficiency import Cost, best, rounds_to
+from fedgist.experiments.report.runs import Group, mean_and_deviation
+from fedgist.experiments.report.words import percent, short, times
+
+FEW = 3  # names of fields that the summary has room for
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, what it says in full when pointed at, and how it is set."""
+
+    text: str
+    title: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    head: Sequence[str]
+    rows: list[list[Cell]] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    value: str
+    note: str
+
+
+def number(text: Any, title: str = "") -> Cell:
+    return Cell(str(text), title, "number")
+
+
+def bytes_cell(count: float) -> Cell:
+    return number(size(count), f"{count:,.0f} bytes")
+
+
+def spread(values: Sequence[float]) -> Cell:
+    mean, deviation = mean_and_deviation(values)
+    return number(f"{100 * mean:.2f}" if len(values) == 1 else f"{100 * mean:.2f} ± {100 * deviation:.2f}")
+
+
+def usual_target(groups: Sequence[Group]) -> float | None:
+    """The accuracy that rounds and bytes are counted to where nobody names one: most of the best at the end."""
+    last = [group.curve[-1][2] for group in groups if group.curve]
+    return SHARE_OF_BEST * max(last) if len(last) > 1 else None
+
+
+def summary(groups: Sequence[Group], aim: float | None) -> Table:
+    head = [
+        "run",
+        "accuracy, %",
+        "best, %",
+        "best five, %",
+        "rounds",
+        "bytes up",
+        "bytes down",
+        "seconds",
+        "the server sees",
+    ]
+    if aim is not None:
+        there = f"{100 * aim:.1f} %".replace(" ", "\u00a0")
+        head[4:4] = [f"rounds to {there}", f"bytes to {there}"]
+    return Table("The runs side by side", head, [_summary_row(group, aim) for group in groups], _seeds_note(groups))
+
+
+def _summary_row(group: Group, aim: float | None) -> list[Cell]:
+    shown = [run for run in group.runs if run.evaluations]
+    accuracies = [list(run.accuracies.values()) for run in shown]
+    none = number("–")
+    found = (
+        [
+            [each[-1] for each in accuracies],
+            [max(each) for each in accuracies],
+            [_best_five(each) for each in accuracies],
+        ]
+        if shown
+        else []
+    )
+    cells = [spread(values) for values in found] or [none] * 3
+    if aim is not None:
+        reached = rounds_to(group, aim)
+        at = next((b for r, b, *_ in group.curve if r == reached), None)
+        cells += [none if reached is None else number(reached), none if at is None else bytes_cell(at)]
+    return [
+        Cell(group.label, str(group.first.about.get("summary", "")), "name"),
+        *cells,
+        _rounds(group),
+        bytes_cell(statistics.fmean(run.last["bytes_up"] for run in group.runs)),
+        bytes_cell(statistics.fmean(run.last["bytes_down"] for run in group.runs)),
+        number(f"{statistics.fmean(run.seconds for run in group.runs):.1f}"),
+        _seen_in_short(group),
+    ]
+
+
+def _best_five(accuracies: Sequence[float]) -> float:
+    return statistics.fmean(sorted(accuracies)[-5:])
+
+
+def _rounds(group: Group) -> Cell:
+    done = [run.last["round"] for run in group.runs]
+    wanted = group.first.config["rounds"]
+    if group.finished:
+        return number(max(done))
+    return number(f"{min(done)} of {wanted}, unfinished")
+
+
+def _seeds_note(groups: Sequence[Group]) -> str:
+    counts = {len(group.runs) for group in groups}
+    if counts == {1}:
+        return ""
+    how_many = str(counts.pop()) if len(counts) == 1 else "several"
+    return f"Means over {how_many} seeds, ± one standard deviation (of a sample)."
+
+
+def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
+    """The few numbers that a reader looks for first."""
+    shown = [group for group in groups if group.curve]
+    if len(groups) == 1:
+        return _single(groups[0])
+    if not shown:
+        return []
+    most = max(shown, key=lambda group: group.curve[-1][2])
+    sending = [group for group in shown if group.sends]
+    found = [Card("Most accurate", percent(most.curve[-1][2]), most.label)]
+    if sending:
+        least = min(sending, key=lambda group: group.curve[-1][1])
+        found.append(Card("Fewest bytes in all", size(least.curve[-1][1]), least.label))
+    if aim is not None and (there := [group for group in sending if rounds_to(group, aim) is not None]):
+        cost = {group.label: next(b for r, b, *_ in group.curve if r == rounds_to(group, aim)) for group in there}
+        cheapest = min(cost, key=lambda label: cost[label])
+        found.append(Card(f"Fewest bytes to {100 * aim:.1f} %", size(cost[cheapest]), cheapest))
+    fastest = min(shown, key=lambda group: statistics.fmean(run.seconds for run in group.runs))
+    seconds = statistics.fmean(run.seconds for run in fastest.runs)
+    return [*found, Card("Fastest here", f"{seconds:.1f} s", fastest.label)]
+
+
+def _single(group: Group) -> list[Card]:
+    up = statistics.fmean(run.last["bytes_up"] for run in group.runs)
+    down = statistics.fmean(run.last["bytes_down"] for run in group.runs)
+    found = []
+    if group.curve:
+        found.append(Card("Accuracy", percent(group.curve[-1][2]), f"best {percent(best(group))}"))
+    done, wanted = group.first.last["round"], group.first.config["rounds"]
+    each = "seed 1 of " + str(len(group.runs)) if len(group.runs) > 1 else f"seed {group.first.config['seed']}"
+    found.append(Card("Rounds", f"{done}" if group.finished else f"{done} of {wanted}", each))
+    found.append(Card("Sent by clients", size(up), "up"))
+    found.append(Card("Sent to clients", size(down), "down"))
+    seconds = statistics.fmean(run.seconds for run in group.runs)
+    return [*found, Card("Time", f"{seconds:.1f} s", "rounds, without evaluation")]
+
+
+def _first(group: Group, i: int) -> Cell:
+    """The name of a group, for all to see in the first of its rows only."""
+    return Cell(group.label, kind="again" if i else "name")
+
+
+def wire(groups: Sequence[Group]) -> Table:
+    head = ["run", "", "message", "messages", "header", "payload", "as papers count"]
+    rows = []
+    for group in groups:
+        crossed = [("round", *one) for one in group.first.wire.crossed()]
+        crossed += [("evaluation", *one) for one in group.first.wire.crossed("evaluation")]
+        for i, (phase, way, kind, counts) in enumerate(crossed):
+            direction = way if phase == "round" else f"{way}, evaluation"
+            rows.append(
+                [
+                    _first(group, i),
+                    Cell(direction, kind=way if way in ("up", "down") else ""),
+                    Cell(kind),
+                    number(f"{counts.messages:,}"),
+                    bytes_cell(counts.header),
+                    bytes_cell(counts.payload),
+                    bytes_cell(counts.paper),
+                ]
+            )
+    several = " With several seeds, those of the first." if any(len(group.runs) > 1 for group in groups) else ""
+    note = f"Papers count four bytes a number, and leave out what is not part of the idea.{several}"
+    return Table("What crossed the wire, by type of message", head, rows, note)
+
+
+def seen(group: Group) -> list[dict[str, Any]]:
+    """The fields of the replies that crossed the wire in this run, evaluation not counted."""
+    replies = group.first.wire.replies
+    return [one for one in group.first.about.get("sees", []) if one["reply"] in replies]
+
+
+def _seen_in_short(group: Group) -> Cell:
+    """What the server learns of a single client, in a few words."""
+    if not group.sends:
+        return Cell("nothing", kind="text")
+    if "sees" not in group.first.about:
+        return Cell("not recorded", kind="text")
+    visible = list(dict.fromkeys(one["field"] for one in seen(group) if not one["additive"]))
+    if not visible:
+        return Cell("sums only", kind="text")
+    more = f" and {len(visible) - FEW} more" if len(visible) > FEW else ""
+    return Cell(f"each client's {', '.join(visible[:FEW])}{more}", ", ".join(visible), "text")
+
+
+def who_sees_what(groups: Sequence[Group]) -> Table:
+    asker = "peers that ask" if all(group.first.peer_to_peer for group in groups) else "the server"
+    head = ["run", "reply", f"{asker} sees of each client", "sees only as a sum", "what the reply is"]
+    rows = []
+    for group in groups:
+        says = group.first.about.get("replies", {})
+        for i, reply in enumerate(dict.fromkeys(one["reply"] for one in seen(group))):
+            fields = [one for one in seen(group) if one["reply"] == reply]
+            each, summed = (
+                ", ".join(dict.fromkeys(one["field"] for one in fields if bool(one["additive"]) is additive))
+                for additive in (False, True)
+            )
+            seen_as = Cell(each, kind="each" if each else ""), Cell(summed, kind="sum" if summed else "")
+            rows.append([_first(group, i), Cell(reply), *seen_as, Cell(says.get(reply) or "", kind="text")])
+    return Table("What a client's replies reveal", head, rows)
+
+
+def efficiency(found: Sequence[Cost]) -> Table:
+    head = ["run", "best accuracy", "after round", "numbers from a client", "η as defined", "η at equal accuracy"]
+    rows = [
+        [
+            Cell(cost.label, kind="name"),
+            number(percent(cost.accuracy)),
+            number(cost.round),
+            number(short(cost.numbers), f"{cost.numbers:,.0f} numbers"),
+            number(times(cost.by_definition)),
+            number(f"{times(cost.at_equal_accuracy)}{_at(cost)}"),
+        ]
+        for cost in found
+    ]
+    note = (
+        "η is what FedAvg sends, in numbers and in one direction, up to its best accuracy, over what the method sends "
+        "up to its own (Garg et al. 2022). At equal accuracy both are counted up to the first round that reaches the "
+        "lower of the two best accuracies."
+    )
+    return Table("Communication efficiency", head, rows, note)
+
+
+def encryption(found: Sequence[Cost], base: Cost | None) -> Table:
+    head = ["run", "for a client, Σ (n + k)", "for the server, Σ (n·k + n²)", "FedAvg over this, client", "server"]
+    rows = [
+        [
+            Cell(cost.label, kind="name"),
+            number(short(cost.client), f"{cost.client:,.0f}"),
+            number(short(cost.server), f"{cost.server:,.0f}"),
+            number(times(None if base is None or base is cost else base.client / cost.client)),
+            number(times(None if base is None or base is cost else base.server / cost.server)),
+        ]
+        for cost in found
+    ]
+    note = (
+        "The estimate of Garg et al. 2022, if all that is sent were encrypted: secure aggregation costs n + k for a "
+        "client and n·k + n² for the server in a round of n clients with k numbers each, up to the best accuracy. It "
+        "is an estimate of size only: images that encode an update cannot be added up, so a server that must decode "
+        "each of them has to see each of them."
+    )
+    return Table("If everything were encrypted", head, rows, note)
+
+
+def _at(cost: Cost) -> str:
+    return "" if cost.at_equal_accuracy is None else f" at {percent(cost.common_accuracy or 0)}"
