@@ -3,6 +3,8 @@
 import csv
 import logging
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -282,7 +284,29 @@ def test_a_message_larger_than_the_weights_is_said(caplog: pytest.LogCaptureFixt
             method: Any = tofu(build(tofu.Config, {"images": images}), task)
             assert method.encoder.payload(images) == 4 * (images * (784 + 10 + 1) + 5)
             assert len(caplog.records) == said
-    assert "an encoded update has 305300 bytes, the weights only 246824" in caplog.text
+    line = "an encoded update has 305300 bytes, the weights only 246824; 77 images would be smaller"
+    assert line in caplog.text  # 77 · 795 + 5 = 61,220, and 78 · 795 + 5 = 62,015
+
+
+def test_the_command_line_says_it_too(tmp_path: Path) -> None:
+    """In a process of its own, because a test's own logging would keep the line from standard error."""
+    options = (
+        "--model mlp:hidden=8 --clients 2 --rounds 1 --set steps=1 --set iterations=1 --set images=64 --device cpu"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "fedgist",
+        "run",
+        "tofu",
+        *options.split(),
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = "tofu: an encoded update has 19208 bytes, the weights only 2440; 8 images would be smaller"
+    assert done.stderr.splitlines() == [line]  # 75 numbers an image, 2 norms; 610 weights
 
 
 def test_nobody_has_data() -> None:

@@ -128,8 +128,9 @@ class TOFU(Method):
         | {"switch2": 130, "batch": 64, "lr": 0.05, "momentum": 0.9, "images": 64, "iterations": 1000},
         "small": {"dataset": "mnist5k", "model": "mlp:hidden=64", "partition": "iid", "rounds": 12, "lr": 0.1}
         | {"images": 32, "iterations": 150, "note": "5,000 digits, a small MLP, 12 rounds, 32 images, 150 iterations"},
-        "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.05, "momentum": 0.9, "images": 24}
-        | {"iterations": 30, "note": "10 rounds of 20 steps, 24 images, 30 iterations of the encoder"},
+        "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.1, "images": 24}
+        | {"iterations": 30, "objective": "decoded"}
+        | {"note": "10 rounds of 20 steps, 24 images, 30 iterations of the encoder"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6}
         | {"images": 3, "iterations": 4, "feedback": True},
     }
@@ -143,10 +144,13 @@ class TOFU(Method):
         self.encoder = encoder or Encoder(self.model, config.prior, config.labels, config.objective, pixels)
         model = self.model
         self.statistics = sum(math.prod(model.shapes[name]) for name in model.buffers)
-        size, whole = self.encoder.payload(config.images) + 4 * self.statistics, 4 * (model.size + self.statistics)
+        sizes = [self.encoder.payload(count) + 4 * self.statistics for count in range(config.images + 1)]
+        size, whole = sizes[-1], 4 * (model.size + self.statistics)
         self.worth_catching_up = max(1, whole // size)
         if size > whole:
-            log.warning("tofu: an encoded update has %d bytes, the weights only %d; take fewer images", size, whole)
+            fitting = sum(smaller <= whole for smaller in sizes) - 1
+            line = "tofu: an encoded update has %d bytes, the weights only %d; %d images would be smaller"
+            log.warning(line, size, whole, fitting)
 
     def bounds(self, model: str) -> Bounds:
         channels, height, width = self.encoder.shape
