@@ -1,6 +1,9 @@
 """Commands for federations across machines: federation new, start, run, sim; site start."""
 
 import json
+import signal
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,30 +103,93 @@ def run(
         seed=seed, record=record,
     )  # fmt: skip
     with speaking(debug):
-        from fedgist.experiments import config as configs
-        from fedgist.experiments.progress import choose
-        from fedgist.federation import kits
-        from fedgist.federation import server as servers
-
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
-        layers = [configs.load(config)] if config else []
-        if resume and out and (out / "config.toml").is_file():
-            layers = [configs.load(out / "config.toml")]
-        elif not any("method" in layer for layer in [*layers, flags]):
-            raise FedgistError("which method? name one, as in `fedgist federation run fedavg --federation DIR`")
+        chosen = Choices(flags, profile, config, set or [], timeout, enough, min_sites, wait)
+        _run(federation, chosen, out, resume, as_json, quiet)
 
-        def resolve(known: dict[str, Any]) -> configs.RunConfig:
-            return configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
 
-        patience = servers.Patience(_positive("timeout", timeout), _share(enough), max(1, min_sites))
-        result = servers.run(kits.load(federation), resolve, out, resume, patience, wait, choose(as_json or quiet))
-        assert result.folder is not None
-        report = runs._write_report(result.folder, as_json or quiet)
-        if as_json:
-            print(json.dumps(runs._object([result], result.folder)))
-        else:
-            runs._summary([result], result.folder, report)
+@federation_app.command()
+def sim(
+    directory: Annotated[Path, typer.Argument(help="The folder of the federation; made if it does not exist.")],
+    method: Annotated[
+        str | None, typer.Argument(help="A method to run; without it, the federation just stays.")
+    ] = None,
+    sites: Annotated[int, flag("sites", "How many sites a new federation has.", "N")] = 3,
+    dataset: Annotated[str, flag("dataset", "Data set that the sites share out and the server tests on.")] = "digits",
+    data_dir: DataDir = None,
+    port: Annotated[int, flag("port", "The server's port in a new federation.", "N")] = 8002,
+    rounds: Rounds = None,
+    model: Model = None,
+    seed: Seed = None,
+    profile: Profile = None,
+    config: Config = None,
+    set: Set = None,
+    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is given up for this run.", "S")] = 600.0,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Try it out on this machine: a server and sites as real processes, with TLS on loopback."""
+    flags = given(method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, seed=seed)
+    with speaking(debug):
+        from fedgist.federation import sim as simulations
+
+        federation = simulations.provide(directory.expanduser(), sites, dataset, data_dir, port)
+        with simulations.running(federation, dataset, _note):
+            if method is None:
+                _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
+                signal.pause()
+            else:
+                chosen = Choices(flags, profile, config, set or [], timeout)
+                _run(directory, chosen, out, resume, as_json, quiet)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user typed about a run."""
+
+    flags: dict[str, str]
+    profile: str | None
+    config: Path | None
+    set: list[str]
+    timeout: float
+    enough: float = 1.0
+    min_sites: int = 1
+    wait: float = 60.0
+
+
+def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+    from fedgist.experiments import config as configs
+    from fedgist.experiments.progress import choose
+    from fedgist.federation import kits
+    from fedgist.federation import server as servers
+
+    layers = [configs.load(chosen.config)] if chosen.config else []
+    if resume and out and (out / "config.toml").is_file():
+        layers = [configs.load(out / "config.toml")]
+    elif not any("method" in layer for layer in [*layers, chosen.flags]):
+        raise FedgistError("which method? name one, as in `fedgist federation run fedavg --federation DIR`")
+
+    def resolve(known: dict[str, Any]) -> configs.RunConfig:
+        given = configs.assignments(chosen.set)
+        return configs.resolve(*layers, given, chosen.flags, known, profile=chosen.profile)
+
+    patience = servers.Patience(_positive("timeout", chosen.timeout), _share(chosen.enough), max(1, chosen.min_sites))
+    federation, progress = kits.load(directory), choose(as_json or quiet)
+    result = servers.run(federation, resolve, out, resume, patience, chosen.wait, progress)
+    assert result.folder is not None
+    report = runs._write_report(result.folder, as_json or quiet)
+    if as_json:
+        print(json.dumps(runs._object([result], result.folder)))
+    else:
+        runs._summary([result], result.folder, report)
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _positive(name: str, value: float) -> float:

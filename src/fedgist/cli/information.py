@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.common import DataDir, Debug, Profile, Set, speaking
+from fedgist.cli.common import DataDir, Debug, Profile, Set, flag, speaking
 from fedgist.core.errors import unknown
 
 app = typer.Typer()
@@ -61,13 +61,15 @@ def export(
     name: Annotated[str, typer.Argument(help="The data set.")],
     directory: Annotated[Path, typer.Argument(help="Where to.")],
     data_dir: DataDir = None,
+    format: Annotated[str, flag("format", "npz, idx or pictures (a folder of PNG files a class).", "NAME")] = "npz",
+    part: Annotated[str, flag("part", "Only every N-th image from the K-th on, as in 1/3.", "K/N")] = "1/1",
     debug: Debug = False,
 ) -> None:
-    """Write a data set as .npz files that any machine reads with --data-dir."""
+    """Write a data set, or a part of it, as files that any machine reads with --data-dir."""
     with speaking(debug):
         from fedgist.data import datasets
 
-        print(datasets.export(name, directory, data_dir))
+        print(datasets.export(name, directory, data_dir, format, part))
 
 
 @data_app.command()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
-from fedgist.data import formats
+from fedgist.data import exports, formats
 from fedgist.data.downloads import fetch
 from fedgist.data.files import Images, missing_splits, read_npz, wanted_files, write_npz
 
@@ -134,9 +134,12 @@ def available(data_dir: str | Path | None = None) -> dict[str, str]:
     return own | BUILT_IN | FOLDERS
 
 
-def export(name: str, directory: str | Path, data_dir: str | Path | None = None) -> Path:
-    """Writes `directory`/`name`/{train,test}.npz, which `load` reads back on any machine; returns that folder."""
-    return _write(name, directory, _read(name, data_dir))
+def export(
+    name: str, directory: str | Path, data_dir: str | Path | None = None, form: str = "npz", part: str = "1/1"
+) -> Path:
+    """Writes the data set, or part K/N of it, into `directory`/`name`, which `load` reads back; returns that folder."""
+    train, test = (exports.part(images, part) for images in _read(name, data_dir))
+    return _write(name, directory, (train, test), form)
 
 
 def download(name: str, directory: str | Path) -> Path:
@@ -144,13 +147,13 @@ def download(name: str, directory: str | Path) -> Path:
     return _write(name, directory, fetch(name))
 
 
-def _write(name: str, directory: str | Path, splits: tuple[Images, Images]) -> Path:
+def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form: str = "npz") -> Path:
     folder = Path(directory).expanduser() / name
     if any(folder.glob("t*_*.npz")):
         raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
     try:
         for split, images in zip(("train", "test"), splits, strict=True):
-            write_npz(folder / f"{split}.npz", images)
+            exports.write(folder, split, images, form)
     except OSError as error:
         raise FedgistError(f"cannot write to {folder}: {error}") from error
     return folder

@@ -13,6 +13,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ class FlareTransport:
     def close(self) -> None:
         """End the job: its server leaves when nobody drives it any more."""
         if self._link is not None:
-            self._stream.close()
+            with suppress(OSError):  # what is still to be sent has nobody to read it
+                self._stream.close()
             self._link.close()
         self._listener.close()
         self._folder.cleanup()

@@ -150,6 +150,8 @@ def _settle_server(kit: Path) -> None:
     for part in resources["components"]:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = str(kit / "store" / "jobs")
+        if part["id"] == "job_scheduler":  # a job whose driver was killed may linger, and must not be in the way
+            part["args"]["max_jobs"] = 20
     resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
     _write(local / "resources.json", resources)
 

@@ -1,6 +1,6 @@
 """NVFlare's own processes, started and watched: of what they log, the few lines that a person needs."""
 
-import os
+import contextlib
 import re
 import signal
 import subprocess
@@ -19,6 +19,7 @@ AT_SITE = {
 }
 AT_SERVER = {
     r"New client (\S+)@\S+ joined": "site {0} is here",
+    r"Re-activate the client: (\S+)": "site {0} is here again",
     r"INFO - Server started": "the server is ready; Ctrl-C ends it",
     FEDGIST: "{0}",
 }
@@ -42,17 +43,8 @@ def _settings(organisation: str) -> list[str]:
 
 def watch(command: list[str], lines: Mapping[str, str], say: Say) -> int:
     """Run a command until it ends or is interrupted, and say in words what its log lines mean, each once in a row."""
-    # A session of its own, so that all of NVFlare's processes can be ended together.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    process = begin(command)
     assert process.stdout is not None
     last = ""
     try:
@@ -69,14 +61,36 @@ def watch(command: list[str], lines: Mapping[str, str], say: Say) -> int:
         end(process)
 
 
+def begin(command: list[str]) -> "subprocess.Popen[str]":
+    """Start a command apart from the terminal, so that Ctrl-C reaches only who watches it."""
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+
+
 def end(process: "subprocess.Popen[str]", patience: float = 5.0) -> None:
-    """End a process that `watch` started and all that it started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            return
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+    """End a process and all that it started: NVFlare runs each job in a process group of its own."""
+    import psutil  # type: ignore[import-untyped]  # NVFlare brings it along
+
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.terminate()
+    for member in psutil.wait_procs(family, patience)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt("stopped")

@@ -110,32 +110,38 @@ def _architectures(
 @contextlib.contextmanager
 def connected(federation: Federation, wait: float) -> Iterator[FlareTransport]:
     """A job on the federation's server that carries envelopes, with those sites that are there."""
-    transport = FlareTransport()
-    session = _session(federation)
-    try:
-        there = _await_sites(federation, session, wait)
-        for site in sorted(set(federation.sites) - there):
-            log.warning(f"site {site} is not there; it can join later with --resume")
-        with tempfile.TemporaryDirectory() as folder:
-            write_job(Path(folder), transport.address, ProvisionedSite, min_sites=len(there))
-            job = session.submit_job(folder)
-        _await_job(session, job, transport)
-        yield transport
-    finally:
-        transport.close()
-        session.close()
-
-
-def _session(federation: Federation) -> Any:
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of its errors is said below
+    with contextlib.ExitStack() as stack:
+        transport = FlareTransport()
+        stack.callback(transport.close)
+        with _in_words(federation):
+            with contextlib.redirect_stdout(io.StringIO()):  # it greets
+                session = new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=10.0)
+            stack.callback(session.close)
+            there = _await_sites(federation, session, wait)
+            for site in sorted(set(federation.sites) - there):
+                log.warning(f"site {site} is not there; it can join later with --resume")
+            with tempfile.TemporaryDirectory() as folder:
+                write_job(Path(folder), transport.address, ProvisionedSite, min_sites=len(there))
+                job = session.submit_job(folder)
+            stack.callback(_end_job, session, job, transport)
+            _await_job(session, job, transport)
+        yield transport
+
+
+@contextlib.contextmanager
+def _in_words(federation: Federation) -> Iterator[None]:
+    """Turns the many ways in which NVFlare says that it cannot into one sentence."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it greets
-            return new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=10.0)
+        yield
+    except FedgistError:
+        raise
     except Exception as error:
         raise FedgistError(
-            f"no server answers at {federation.server}:{federation.port}: start it with "
-            f"`fedgist federation start {federation.path}` ({error})"
+            f"the server at {federation.server}:{federation.port} does not answer ({type(error).__name__}: {error}); "
+            f"start it with `fedgist federation start {federation.path}`"
         ) from error
 
 
@@ -154,6 +160,20 @@ def _await_sites(federation: Federation, session: Any, wait: float) -> set[str]:
 def _await_job(session: Any, job: str, transport: FlareTransport) -> None:
     """Wait until the job's server calls back, for as long as NVFlare has not given the job up."""
     while not transport.wait(2.0):
-        status = str(session.get_job_status(job))
-        if status not in ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING"):
+        if not _alive(status := str(session.get_job_status(job))):
             raise FedgistError(f"NVFlare could not start the job: {status}; the logs of server and sites say why")
+
+
+def _end_job(session: Any, job: str, transport: FlareTransport) -> None:
+    """The job ends when nobody drives it; NVFlare would wait for a site that died in it, so it is told not to."""
+    transport.close()
+    with contextlib.suppress(Exception):  # the server may be gone, and then so is the job
+        for _ in range(10):
+            if not _alive(str(session.get_job_status(job))):
+                return
+            time.sleep(0.5)
+        session.abort_job(job)
+
+
+def _alive(status: str) -> bool:
+    return status in ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")

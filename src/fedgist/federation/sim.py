@@ -1,0 +1,62 @@
+"""A whole federation on one machine: a server and its sites as real processes, with TLS between them on loopback."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedgist.core.errors import FedgistError
+from fedgist.data import datasets
+from fedgist.federation import kits, processes
+from fedgist.federation.kits import Federation
+
+READY = 60.0
+"""Seconds that a server may take to come up."""
+
+
+def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> Federation:
+    """The federation in a folder, made if there is none, with an equal part of a data set for each site."""
+    if not path.exists():
+        kits.new(path, "localhost", [f"site-{i + 1}" for i in range(sites)], port)
+    federation = kits.load(path)
+    for i, site in enumerate(federation.sites):
+        if not (path / "data" / site).exists():
+            datasets.export(dataset, path / "data" / site, data_dir, part=f"{i + 1}/{len(federation.sites)}")
+    return federation
+
+
+@contextlib.contextmanager
+def running(federation: Federation, dataset: str, say: processes.Say) -> Iterator[None]:
+    """Server and sites, for as long as the context lasts; what they say is said with their names."""
+    up = threading.Event()
+    commands = {"server": ["federation", "start", str(federation.path)]}
+    for site in federation.sites:
+        data = federation.path / "data" / site / dataset
+        commands[site] = ["site", "start", str(federation.kit(site)), "--data", str(data)]
+    with contextlib.ExitStack() as stack:
+        for name, arguments in commands.items():
+            process = processes.begin([sys.executable, "-m", "fedgist", *arguments])
+            stack.callback(processes.end, process, 20.0)
+            threading.Thread(target=_forward, args=(name, process, say, up), daemon=True).start()
+            if name == "server":
+                _await(process, up)
+        yield
+
+
+def _await(process: "subprocess.Popen[str]", up: threading.Event) -> None:
+    until = time.monotonic() + READY
+    while not up.wait(0.2):
+        if process.poll() is not None or time.monotonic() > until:
+            raise FedgistError("the server does not come up; is its port taken? its log is in the folder `server`")
+
+
+def _forward(name: str, process: "subprocess.Popen[str]", say: processes.Say, up: threading.Event) -> None:
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError):  # closed while we were reading
+        for line in process.stdout:
+            say(f"[{name}] {line.rstrip()}")
+            if name == "server" and "is ready" in line:
+                up.set()
