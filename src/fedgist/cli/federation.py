@@ -1,6 +1,5 @@
 """Commands for federations across machines: federation new, start, run, sim; site start."""
 
-import json
 import signal
 import sys
 from dataclasses import dataclass
@@ -181,11 +180,7 @@ def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_js
     federation, progress = kits.load(directory), choose(as_json or quiet)
     result = servers.run(federation, resolve, out, resume, patience, chosen.wait, progress)
     assert result.folder is not None
-    report = runs._write_report(result.folder, as_json or quiet)
-    if as_json:
-        print(json.dumps(runs._object([result], result.folder)))
-    else:
-        runs._summary([result], result.folder, report)
+    runs.show_run([result], result.folder, as_json, quiet)
 
 
 def _note(line: str) -> None:

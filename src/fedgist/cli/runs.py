@@ -101,11 +101,7 @@ def run(
         group = folder if resolved.seeds > 1 else None
         with _live(folder, live, port):
             results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard)
-        report = _write_report(folder, as_json or quiet)
-        if as_json:
-            print(json.dumps(_object(results, folder)))
-        else:
-            _summary(results, folder, report)
+        show_run(results, folder, as_json, quiet)
 
 
 @app.command()
@@ -313,6 +309,15 @@ def _spread(values: Sequence[float]) -> str:
     """The value, or mean ± standard deviation (of a sample: n − 1) over several seeds."""
     mean = f"{statistics.fmean(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def show_run(results: "Sequence[Result]", folder: Path, as_json: bool, quiet: bool) -> None:
+    """Writes the report of a run, which may have several seeds, and prints what came out."""
+    report = _write_report(folder, as_json or quiet)
+    if as_json:
+        print(json.dumps(_object(results, folder)))
+    else:
+        _summary(results, folder, report)
 
 
 def _object(results: "Sequence[Result]", folder: Path) -> dict[str, Any]:
