@@ -1,6 +1,7 @@
 """The report: its numbers are those of the folders, and nothing in a folder can become part of the page."""
 
 import csv
+import itertools
 import json
 import re
 import statistics
@@ -199,7 +200,8 @@ def test_galleries_and_planes_are_there(comparison, tmp_path):
     found = made(run_folders(comparison), tmp_path)
     for title in ("codream: dreams", "feddm: images that the clients sent", "tofu: proxy images down"):
         assert f"<h3>{title}</h3>" in found.body
-    assert "plane-repshare-class representations-2" in found.ids
+    assert "<h3>repshare: class representations</h3>" in found.body
+    assert [id.rpartition("-")[2] for id in found.ids if id.startswith("plane-")] == ["1", "2"]  # the rounds
     assert "further-cosine" in found.ids
 
 
@@ -308,6 +310,35 @@ def test_labels_say_what_differs(tmp_path):
         ("fedavg (lr 0.1)", 2),
         ("fedavg (lr 0.2)", 2),
     ]
+
+
+def swept(**options):
+    """A group for each combination of options, with accuracy 0.1 · lr + 0.01 · mu."""
+    found = []
+    for values in itertools.product(*options.values()):
+        given = dict(zip(options, values, strict=True))
+        accuracy = 0.1 * given["lr"] + 0.01 * given.get("mu", 0)
+        row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1}
+        config = {"method": "fedprox", "seed": 0, "options": given}
+        run = runs.Run(RunFolder("."), config, "", [row], None, {}, {}, {}, runs.Wire())
+        found.append(runs.Group(str(values), [run]))
+    return found
+
+
+def test_runs_that_differ_in_two_options_are_a_grid():
+    (chart,) = figures.sweep(swept(lr=[2, 1, 3], mu=[10, 0]))
+    (trace,) = chart.data
+    assert (trace["x"], trace["y"]) == (["1", "2", "3"], ["0", "10"])
+    assert trace["z"] == [pytest.approx([0.1, 0.2, 0.3]), pytest.approx([0.2, 0.3, 0.4])]
+
+
+def test_runs_that_differ_in_one_number_are_a_line_over_it():
+    (chart,) = figures.sweep(swept(lr=[2, 0.05, 3]))
+    (trace,) = chart.data
+    assert trace["x"] == [0.05, 2, 3]
+    assert trace["y"] == pytest.approx([0.005, 0.2, 0.3])
+    assert chart.layout["xaxis"]["type"] == "log"
+    assert figures.sweep(swept(lr=[1, 2])) == []
 
 
 def unfinished(whole, path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedgist.experiments.progress import size
 from fedgist.experiments.report.embedding import Plane
-from fedgist.experiments.report.runs import Group, Run, mean_and_deviation
+from fedgist.experiments.report.runs import Group, Run, differing, mean_and_deviation
 from fedgist.experiments.report.words import percent
 
 COLOURS = 8
@@ -129,6 +129,63 @@ def _band_note(groups: Sequence[Group]) -> str:
 def _said(groups: Sequence[Group], against: str) -> str:
     last = [f"{group.label} {percent(group.curve[-1][2])}" for group in groups if group.curve]
     return f"Test accuracy against {against}; at the end: {', '.join(last) or 'nothing yet'}"
+
+
+def sweep(groups: Sequence[Group]) -> list[Figure]:
+    """The last accuracy over an option or two, where these are all that the groups differ in."""
+    names = differing([group.first for group in groups])
+    done = [group for group in groups if group.curve]
+    if len(names) == 1 and len(done) >= 3:
+        return [_line_over(names[0], done)] if _numeric(names[0], done) else []
+    return [_grid_over(names[0], names[1], done)] if len(names) == 2 and len(done) >= 4 else []
+
+
+def _numeric(name: str, groups: Sequence[Group]) -> bool:
+    return all(type(group.first.options.get(name)) in (int, float) for group in groups)
+
+
+def _line_over(name: str, groups: Sequence[Group]) -> Figure:
+    ordered = sorted(groups, key=lambda group: float(group.first.options[name]))
+    x = [group.first.options[name] for group in ordered]
+    deviations = [group.curve[-1][3] for group in ordered]
+    trace: Spec = {"type": "scatter", "name": "accuracy", "mode": "lines+markers", "line": line(0), "x": x}
+    trace |= {"y": [group.curve[-1][2] for group in ordered], "hovertemplate": "%{y:.2%} at %{x}<extra></extra>"}
+    if any(deviations):
+        trace["error_y"] = {"type": "data", "array": deviations, "color": colour(0), "thickness": 1.5}
+    scale = {"type": "log"} if min(x) > 0 and max(x) > 20 * min(x) else {}
+    layout = {"xaxis": {"title": {"text": escape(name)}, **scale}, "yaxis": _accuracy_axis(), "showlegend": False}
+    title = f"Accuracy over {name}"
+    said = ", ".join(f"{value}: {percent(y)}" for value, y in zip(x, trace["y"], strict=True))
+    return Figure("sweep", title, f"Last accuracy for each value of {name}; {said}", [trace], layout)
+
+
+def _grid_over(across: str, up: str, groups: Sequence[Group]) -> Figure:
+    def values(name: str) -> list[Any]:
+        found = {repr(group.first.options.get(name)): group.first.options.get(name) for group in groups}
+        return sorted(found.values(), key=(lambda value: value) if _numeric(name, groups) else str)
+
+    at = {(str(g.first.options.get(across)), str(g.first.options.get(up))): g.curve[-1][2] for g in groups}
+    x, y = ([str(value) for value in values(name)] for name in (across, up))
+    z = [[at.get((column, row)) for column in x] for row in y]
+    texts = [["" if value is None else f"{100 * value:.1f}" for value in row] for row in z]
+    trace: Spec = {
+        "type": "heatmap",
+        "x": [escape(value) for value in x],
+        "y": [escape(value) for value in y],
+        "z": z,
+        "text": texts,
+        "texttemplate": "%{text}",
+        "colorscale": [[0, "var(--faint)"], [1, "var(--series-1)"]],
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+        "hovertemplate": f"{escape(across)} %{{x}}, {escape(up)} %{{y}}: %{{z:.2%}}<extra></extra>",
+    }
+    axes = {
+        name: {"title": {"text": escape(text)}, "type": "category"} for name, text in (("xaxis", across), ("yaxis", up))
+    }
+    alt = "; ".join(f"{across} {a}, {up} {b}: {percent(value)}" for (a, b), value in at.items())
+    return Figure("sweep", f"Accuracy (%) over {across} and {up}", alt, [trace], axes)
 
 
 def further(groups: Sequence[Group]) -> list[Figure]:

@@ -13,7 +13,6 @@ from fedgist.experiments import artifacts
 from fedgist.experiments.folder import RunFolder, write_text
 from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
 from fedgist.experiments.report.figures import Figure
-from fedgist.experiments.report.pictures import Gallery
 from fedgist.experiments.report.runs import Group, Run
 from fedgist.experiments.report.tables import Table
 
@@ -64,9 +63,9 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         cards=tables.cards(groups, target),
         summary=tables.summary(groups, target),
         curves=[figures.accuracy_by_rounds(groups), figures.accuracy_by_bytes(groups)],
-        further=figures.further(groups),
-        galleries=[one for group in groups for one in _galleries(group, shown[group.label])],
-        embedded=[one for group in groups for one in _embedded(group, shown[group.label])],
+        further=[*figures.sweep(groups), *figures.further(groups)],
+        galleries=[one for group in groups for one in pictures.galleries(group.label, shown[group.label])],
+        embedded=[one for i, group in enumerate(groups) for one in _embedded(i, group, shown[group.label])],
         wire=figures.wire(groups),
         wire_table=tables.wire(groups),
         efficiency=_efficiency(groups, costs),
@@ -136,17 +135,13 @@ def _subtitle(groups: Sequence[Group]) -> str:
     return ", ".join(said)
 
 
-def _galleries(group: Group, shown: Sequence[artifacts.Shown]) -> list[Gallery]:
-    return pictures.galleries(group.label, shown)
-
-
-def _embedded(group: Group, shown: Sequence[artifacts.Shown]) -> list[Embedded]:
+def _embedded(i: int, group: Group, shown: Sequence[artifacts.Shown]) -> list[Embedded]:
     """Planes cost a second or two, so a run gets them when it is finished."""
     if not group.finished:
         return []
     return [
-        Embedded(group.label, name, [figures.plane(one, f"plane-{group.label}-{name}-{one.round}") for one in planes])
-        for name, planes in embedding.planes(shown).items()
+        Embedded(group.label, name, [figures.plane(one, f"plane-{i}-{k}-{one.round}") for one in planes])
+        for k, (name, planes) in enumerate(embedding.planes(shown).items())
     ]
 
 

@@ -66,6 +66,14 @@ class Run:
     wire: Wire
 
     @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the run and of its method by name."""
+        return {
+            **{name: value for name, value in self.config.items() if name != "options"},
+            **self.config.get("options", {}),
+        }
+
+    @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         return [row for row in self.rows if "accuracy" in row]
 
@@ -186,16 +194,20 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return [Group(label, runs) for label, runs in zip(_labels([one[0] for one in together]), together, strict=True)]
 
 
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The options, of the run or of its method, in which configurations differ, the seed aside."""
+    flat = [run.options for run in runs]
+    names = dict.fromkeys(name for options in flat for name in options if name not in ("seed", "seeds"))
+    return [name for name in names if any(options.get(name) != flat[0].get(name) for options in flat)]
+
+
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Short names that tell the groups apart: the method, and where that does not suffice what else differs."""
     labels = []
-    flat = [{**run.config, **run.config.get("options", {})} for run in runs]
-    for config in flat:
-        alike = [other for other in flat if other["method"] == config["method"]]
-        names = dict.fromkeys(name for other in alike for name in other if name != "options")
-        differ = [name for name in names if any(other.get(name) != config.get(name) for other in alike)]
-        said = ", ".join(f"{name} {config.get(name)}" for name in differ)
-        labels.append(f"{config['method']} ({said})" if 0 < len(differ) <= FEW else str(config["method"]))
+    for run in runs:
+        names = differing([other for other in runs if other.config["method"] == run.config["method"]])
+        said = ", ".join(f"{name} {run.options.get(name)}" for name in names)
+        labels.append(f"{run.config['method']} ({said})" if 0 < len(names) <= FEW else str(run.config["method"]))
     if len(set(labels)) < len(labels):
         return [str(run.folder.path) for run in runs]
     return labels

@@ -153,7 +153,7 @@ def _single(group: Group) -> list[Card]:
     if group.curve:
         found.append(Card("Accuracy", percent(group.curve[-1][2]), f"best {percent(best(group))}"))
     done, wanted = group.first.last["round"], group.first.config["rounds"]
-    each = "seed 1 of " + str(len(group.runs)) if len(group.runs) > 1 else f"seed {group.first.config['seed']}"
+    each = f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.config['seed']}"
     found.append(Card("Rounds", f"{done}" if group.finished else f"{done} of {wanted}", each))
     found.append(Card("Sent by clients", size(up), "up"))
     found.append(Card("Sent to clients", size(down), "down"))
