@@ -44,3 +44,10 @@ def test_expanded_noise_under_vmap(shape: tuple[int, ...]) -> None:
     seeds = Rng(0).seeds(4)
     stacked = torch.func.vmap(lambda seed: normal(seed, shape, torch.float64))(seeds)
     assert torch.equal(stacked, torch.stack([normal(seed, shape, torch.float64) for seed in seeds]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_expanded_noise_compiles() -> None:
+    seed = torch.tensor(Rng(5).seed)
+    assert torch.equal(torch.compile(uniform)(seed, (100,)), uniform(seed, (100,)))

@@ -192,11 +192,12 @@ class Codec:
         cls, leaves = type(msg), {}
         for name, (kind, declared) in schema_of(cls).items():
             value = getattr(msg, name)
+            place = self.place.device
             if kind in SCALARS:
-                value = torch.tensor(value)
+                value, place = torch.tensor(value), torch.device("cpu")
             for key, tensor in value.items() if kind == Params else [("", value)]:
                 dtype = tensor.dtype if tensor.dtype in declared.dtypes else declared.dtypes[0]
-                leaves[f"{name}/{key}" if key else name] = tensor.detach().to(dtype, copy=True).contiguous()
+                leaves[f"{name}/{key}" if key else name] = tensor.detach().to(place, dtype, copy=True).contiguous()
         self._check(cls, {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()})
         return {name: leaves[name] for name in self.layout(cls)}
 

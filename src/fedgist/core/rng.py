@@ -67,8 +67,10 @@ def _mix(x: Tensor) -> Tensor:
 
 def uniform(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in (0, 1) from a scalar int64 `seed`: counter-based, so it has no state and works under vmap."""
-    counter = torch.arange(math.prod(shape), device=seed.device)
-    bits = _mix(_mix(seed) + counter * -0x61C8864680B583EB)
+    start = _mix(seed)
+    # ^ start twice changes no number: a compiler takes a bare counter for an index and fails to bound its product
+    counter = torch.arange(math.prod(shape), device=seed.device) ^ start ^ start
+    bits = _mix(start + counter * -0x61C8864680B583EB)
     top = (bits >> 41) & 0x7FFFFF  # 23 bits: with the half added they are exact in float32, so 0 and 1 never occur
     return ((top.to(dtype) + 0.5) * 2.0**-23).reshape(shape)
 
