@@ -307,8 +307,8 @@ def test_labels_say_what_differs(tmp_path):
             config = configs.resolve({"method": "fedavg", **SMALL, "rounds": 1, "lr": lr, "seed": seed})
             runner.run(config, tmp_path / f"{lr}-{seed}")
     assert [(group.label, len(group.runs)) for group in groups_of(tmp_path)] == [
-        ("fedavg (lr 0.1)", 2),
-        ("fedavg (lr 0.2)", 2),
+        ("lr 0.1", 2),
+        ("lr 0.2", 2),
     ]
 
 

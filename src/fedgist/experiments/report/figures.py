@@ -91,7 +91,7 @@ def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) ->
     return {
         "type": "scatter",
         "name": escape(group.label),
-        "legendgroup": str(i),
+        **_together(i, group),
         "x": list(x),
         "y": [mean for *_, mean, _ in curve],
         "mode": "lines+markers",
@@ -100,6 +100,11 @@ def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) ->
         "text": [f"{value} after {place}" for value, place in zip(said, where, strict=True)],
         "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
     }
+
+
+def _together(i: int, group: Group) -> Spec:
+    """A curve and its band come and go together."""
+    return {"legendgroup": str(i)} if len(group.runs) > 1 else {}
 
 
 def _band(i: int, label: str, x: Sequence[float], values: Sequence[tuple[float, float]]) -> list[Spec]:
@@ -207,7 +212,7 @@ def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
         data += _band(i, label, rounds, values)
         style = {"mode": "lines+markers", "line": line(i), "marker": {"size": 5, "symbol": SYMBOLS[i % len(SYMBOLS)]}}
         data.append(
-            {"type": "scatter", "name": escape(label), "legendgroup": str(i), "x": rounds}
+            {"type": "scatter", "name": escape(label), "x": rounds, **_together(i, group)}
             | {"y": [mean for mean, _ in values], **style}
             | {"hovertemplate": "%{y:.4f} after round %{x}<extra>%{fullData.name}</extra>"}
         )

@@ -111,8 +111,8 @@ def _plotly() -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    data = dict.fromkeys(str(group.first.config["dataset"]) for group in groups)
-    return f"{_listed([group.label for group in groups])} on {_listed(list(data))}"
+    names, data = (dict.fromkeys(str(group.first.config[key]) for group in groups) for key in ("method", "dataset"))
+    return f"{_listed(list(names))} on {_listed(list(data))}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -122,7 +122,8 @@ def _listed(names: Sequence[str]) -> str:
 def _subtitle(groups: Sequence[Group]) -> str:
     """The ground that all runs stand on, as far as it is the same."""
     configs = [run.config for group in groups for run in group.runs]
-    said = []
+    differ = runs.differing([group.first for group in groups]) if len({group.method for group in groups}) == 1 else []
+    said = [f"{len(groups)} settings of {_listed(differ)}"] if differ else []
     for name, text in (("clients", "{} clients"), ("partition", "partition {}"), ("model", "model {}")):
         values = {str(config.get(name)) for config in configs}
         if len(values) == 1:

@@ -205,9 +205,11 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     """Short names that tell the groups apart: the method, and where that does not suffice what else differs."""
     labels = []
     for run in runs:
-        names = differing([other for other in runs if other.config["method"] == run.config["method"]])
-        said = ", ".join(f"{name} {run.options.get(name)}" for name in names)
-        labels.append(f"{run.config['method']} ({said})" if 0 < len(names) <= FEW else str(run.config["method"]))
+        alike = [other for other in runs if other.config["method"] == run.config["method"]]
+        names = differing(alike)
+        said, method = ", ".join(f"{name} {run.options.get(name)}" for name in names), str(run.config["method"])
+        both = said if len(alike) == len(runs) else f"{method} ({said})"
+        labels.append(both if 0 < len(names) <= FEW else method)
     if len(set(labels)) < len(labels):
         return [str(run.folder.path) for run in runs]
     return labels

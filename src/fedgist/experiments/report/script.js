@@ -41,7 +41,7 @@
       hoverlabel: { bgcolor: "var(--card)", bordercolor: "var(--faint)", font: { color: "var(--ink)" }, namelength: -1 },
       modebar: { bgcolor: "rgba(0, 0, 0, 0)", color: "var(--soft)", activecolor: "var(--ink)" },
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
-      legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0, font: { color: "var(--ink)" } },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { color: "var(--ink)" } },
       showlegend: true,
     };
     const margin = { l: 8, r: 12, t: 28, b: 8, ...own.margin };
@@ -53,6 +53,12 @@
     for (const plot of document.querySelectorAll(".plot")) {
       const spec = JSON.parse(plot.parentElement.querySelector("script").textContent);
       const narrow = plot.clientWidth < 480;
+      if (spec.layout.showlegend !== false && !spec.layout.height) {
+        const names = spec.data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name || "");
+        const longest = 50 + 7.5 * Math.max(...names.map((name) => name.length));
+        const rows = Math.ceil(names.length / Math.max(1, Math.floor((plot.clientWidth - 60) / longest)));
+        plot.style.height = `${(narrow ? 280 : 330) + 24 * rows}px`; // room for the legend
+      }
       Plotly.react(plot, coloured(spec.data, style), layout(spec.layout, style, narrow), settings);
     }
   }
