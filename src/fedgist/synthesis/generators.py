@@ -65,7 +65,8 @@ class Generator:
 
 def draw_labels(prior: Tensor, shape: tuple[int, int], rng: Rng) -> Tensor:
     """Labels y ~ p̂(y), on the host."""
-    count = shape[0] * shape[1]
+    if not (count := shape[0] * shape[1]):
+        return torch.zeros(shape, dtype=torch.int64)
     return torch.multinomial(prior.double().cpu(), count, replacement=True, generator=rng.generator()).view(shape)
 
 
