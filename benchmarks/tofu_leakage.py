@@ -2,7 +2,8 @@
 
     python benchmarks/tofu_leakage.py run       # mnist5k, LeNet5, seed 0; about half an hour on one core
     python benchmarks/tofu_leakage.py show      # markdown
-    python benchmarks/tofu_leakage.py picture docs/images/tofu_leakage.png
+    python benchmarks/tofu_leakage.py found docs/images/tofu_leakage.png
+    python benchmarks/tofu_leakage.py proxies docs/images/tofu_proxies.png
 
 Each row is one round of one client, at fresh weights (early) or at those that FedAvg has after 30 rounds (late): so all
 methods are attacked at the same weights, with the same images and the same budget. TOFU runs as a single device, for an
@@ -127,39 +128,46 @@ def show(results: dict[str, Any]) -> None:
     for row in rows():
         if row.key in results:
             cells.setdefault((row.attack, row.work, row.when, row.method), []).append(results[row.key])
-    for (attack, work, when, method), found in cells.items():
-        texts = [f"{mean(found, 'cosine_seen'):.3f}"]
-        texts.append(f"{sum(one['labels_right'] for one in found)} of {sum(one['images'] for one in found)}")
+    for (attack, work, when, method), each in cells.items():
+        texts = [f"{mean(each, 'cosine_seen'):.3f}"]
+        texts.append(f"{sum(one['labels_right'] for one in each)} of {sum(one['images'] for one in each)}")
         for name in ("recovered", "proxy images", "class means"):
-            there = [one["similarity"][name] for one in found if name in one["similarity"]]
+            there = [one["similarity"][name] for one in each if name in one["similarity"]]
             texts += [f"{mean(there, 'psnr'):.1f}", f"{mean(there, 'ssim'):.2f}"] if there else ["", ""]
         print(f"| {attack}, {work}, {when} | {method} | {' | '.join(texts)} |")
 
 
-def mean(found: list[Any], key: str) -> float:
-    return statistics.fmean(one[key] for one in found)
+def mean(each: list[Any], key: str) -> float:
+    return statistics.fmean(one[key] for one in each)
 
 
-def picture(options: argparse.Namespace) -> None:
-    """For each cell in turn: the true images, what is found in FedAvg's update, in TOFU's, and TOFU's own images."""
-    lines = []
-    for work, when, client in (("1 image", "early", "0"), ("4 images", "early", "0"), ("4 images", "late", "0")):
-        kept = {}
-        for method in ("FedAvg", "TOFU, N=16"):
-            folder = record(Row("cosine", work, when, method, client), options.work)
-            (path,) = (folder.artifacts / "inversion").glob("*-cosine-steps.npz")
-            with np.load(path) as arrays:
-                kept[method] = {name: torch.from_numpy(values) for name, values in arrays.items()}
-        raw, decoded = kept.values()
-        lines.append([raw["true"], raw["recovered"], decoded["recovered"], decoded["proxy"]])
-    options.picture.parent.mkdir(parents=True, exist_ok=True)
-    leakage.picture([torch.cat(column) for column in zip(*lines, strict=True)], options.picture)
+def kept(work: Path, row: Row) -> dict[str, torch.Tensor]:
+    """The images that the attack on a row left behind."""
+    (path,) = (record(row, work).artifacts / "inversion").glob(f"*-{row.attack}-steps.npz")
+    with np.load(path) as arrays:
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+
+def found(work: Path) -> list[torch.Tensor]:
+    """Rows of true images, of what is found in FedAvg's updates and in TOFU's, and of TOFU's own images."""
+    cells = []
+    for images, when in (("1 image", "early"), ("1 image", "late"), ("4 images", "early"), ("4 images", "late")):
+        raw, decoded = (kept(work, Row("cosine", images, when, method, "0")) for method in ("FedAvg", "TOFU, N=16"))
+        cells.append((raw["true"], raw["recovered"], decoded["recovered"], decoded["proxy"]))
+    return [torch.cat(column) for column in zip(*cells, strict=True)]
+
+
+def proxies(work: Path) -> list[torch.Tensor]:
+    """TOFU's images for an epoch, early and late."""
+    return [kept(work, Row("cosine", "epoch of 32", when, "TOFU, N=16", "0"))["proxy"] for when in ("early", "late")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "show", "picture"))
-    parser.add_argument("picture", nargs="?", type=Path, help="where to write the picture")
+    parser.add_argument("action", choices=("run", "show", "found", "proxies"))
+    parser.add_argument(
+        "picture", nargs="?", type=Path, help="where to write the picture of what was found, or proxies"
+    )
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--iterations", type=int, default=1500)
     parser.add_argument("--work", type=Path, default=Path("runs/tofu_leakage"), help="folder of the runs")
@@ -168,16 +176,17 @@ def main() -> None:
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.action == "show":
         show(results)
-    elif options.action == "picture":
-        picture(options)
+    elif options.action != "run":
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        leakage.picture((found if options.action == "found" else proxies)(options.work), options.picture)
     else:
         for row in rows():
             if options.only in row.key and row.key not in results:
-                results[row.key] = found = run(row, options)
+                results[row.key] = done = run(row, options)
                 write_json(options.out, results)
-                similar = found["similarity"]["recovered"]
+                similar = done["similarity"]["recovered"]
                 print(
-                    f"{row.key}: {similar['psnr']:.1f} dB, SSIM {similar['ssim']:.2f}, {found['seconds']:.0f} s",
+                    f"{row.key}: {similar['psnr']:.1f} dB, SSIM {similar['ssim']:.2f}, {done['seconds']:.0f} s",
                     flush=True,
                 )
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgist import models
+from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.learning.training import LocalOptions, trainer
 from fedgist.models import from_module
@@ -98,6 +99,20 @@ def test_local_steps_are_repeated_as_the_client_takes_them():
         ends = [cosine(training.update(w, x + sign * step, y), w) for sign in (1, -1)]
     assert slope.item() == pytest.approx((ends[0] - ends[1]).item() / 2e-6, rel=1e-4)
     assert abs(slope) > 1e-6
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_one_step_goes_as_far_as_small_steps_together(momentum):
+    """At a tiny rate the gradient hardly changes on the way, so what the steps do is what one step would do."""
+    model = models.build("mlp", (1, 8, 8), 4, hidden=(6,))
+    w = {name: value.double() for name, value in model.init(Rng(0)).items()}
+    x, y = Rng(1).uniform(1, 1, 8, 8).double().expand(3, -1, -1, -1), torch.tensor([2, 2, 2])
+    steps = Training(trainer(LocalOptions(momentum=momentum), model), 1e-5, plan(3, 1))
+    one = steps.as_one_step(momentum)
+    assert one.count == steps.count == 3
+    with torch.no_grad():
+        small, large = tree.scale(steps.update(w, x, y), steps.lr), tree.scale(one.update(w, x, y), one.lr)
+    assert tree.norm(tree.sub(small, large)) < 1e-3 * tree.norm(large)
 
 
 @pytest.mark.parametrize("labels", [[7], [1, 5, 8, 9], [3, 3, 3, 3], [0, 0, 2, 2, 2, 9]], ids=str)

@@ -65,10 +65,9 @@ def invert(
     stand_in = dataclasses.replace(data, x=torch.zeros_like(data.x), y=torch.zeros_like(data.y))
     training = Training(learner, lr, _numbered(config.options.plan(stand_in, rng("order")))[0])
     if view == "gradient":
-        everything = {"index": torch.arange(training.count)[None], "mask": torch.ones(1, training.count)}
-        training = Training(learner, lr, everything)
+        training = training.as_one_step(config.options.momentum)
+    update = {name: value / training.lr for name, value in seen.update.items()}
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
-    update = {name: value / lr for name, value in seen.update.items()}
     recovered = attack(training, seen.before, update, low, high, rng)
 
     # What there was to find.

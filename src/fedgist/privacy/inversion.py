@@ -24,6 +24,7 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, gradient, steps
+from fedgist.learning.local_updates import effective_steps
 from fedgist.learning.optimisers import Adam, Weights
 from fedgist.learning.training import Trainer
 from fedgist.models.model import Model
@@ -48,6 +49,11 @@ class Training:
     def count(self) -> int:
         """The number of images that the update depends on."""
         return len(self.plan["index"].unique())
+
+    def as_one_step(self, momentum: float) -> "Training":
+        """One step on all images at once that goes as far as the steps of SGD together, were the gradient constant."""
+        lr = self.lr * effective_steps(len(self.plan["index"]), momentum)
+        return Training(self.learner, lr, {"index": torch.arange(self.count)[None], "mask": torch.ones(1, self.count)})
 
     def update(self, w: Weights, x: Tensor, y: Tensor) -> Weights:
         """What training on images and labels (numbers or distributions) takes off the weights, over the rate."""
@@ -93,6 +99,7 @@ class Attack:
             else:
                 best = self._dlg(fit, variables, update)
             with torch.no_grad():
+                best = tree.map(torch.nan_to_num, best)  # a search that diverged has found nothing, and says so
                 x = best["x"].clamp(low, high)
                 y = best["y"].argmax(1) if labels is None else labels
                 found.append(Recovered(x, y, float(cosine(fit({**best, "x": x}), update))))
