@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint dev clean
+.PHONY: help demo test test-federation lint dev clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## install what the demo needs and run the methods side by side on real digits
 	@$(BIN)/fedgist demo
 
 test: lint ## lint, types, import rules and all tests
 	@$(BIN)/python -m pytest
+
+test-federation: $(VENV)/.dev ## a real federation on this machine, with processes and TLS: about five minutes
+	@$(BIN)/python -m pytest tests/federation -m federation
 
 lint: $(VENV)/.dev ## lint, types and import rules only
 	@$(BIN)/ruff check

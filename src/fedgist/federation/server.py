@@ -118,7 +118,7 @@ def connected(federation: Federation, wait: float) -> Iterator[FlareTransport]:
         stack.callback(transport.close)
         with _in_words(federation):
             with contextlib.redirect_stdout(io.StringIO()):  # it greets
-                session = new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=10.0)
+                session = new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=30.0)
             stack.callback(session.close)
             there = _await_sites(federation, session, wait)
             for site in sorted(set(federation.sites) - there):

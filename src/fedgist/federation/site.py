@@ -138,17 +138,25 @@ def _check_certificate(kit: Path, host: str, port: int) -> None:
     context.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
     context.check_hostname = False  # NVFlare checks who the server is by a challenge of its own
     try:
-        with socket.create_connection((host, port), timeout=5) as plain, context.wrap_socket(plain) as secure:
-            secure.settimeout(1)
-            secure.recv(1)  # in TLS 1.3 the server's refusal comes after the handshake
+        with socket.create_connection((host, port), timeout=10) as plain:
+            accepted = _shake_hands(context, plain)
     except ssl.SSLCertVerificationError as error:
         raise FedgistError(
             f"refused: the server at {host}:{port} is not of this kit's federation ({error.verify_message})"
         ) from error
-    except ssl.SSLError as error:
-        raise FedgistError(
-            f"refused: the server at {host}:{port} does not accept the certificate of this kit ({error.reason}); "
-            "ask for a new kit"
-        ) from error
     except OSError:
         return
+    if not accepted:
+        raise FedgistError(
+            f"refused: the server at {host}:{port} does not accept the certificate of this kit; ask for a new one"
+        )
+
+
+def _shake_hands(context: ssl.SSLContext, plain: socket.socket) -> bool:
+    """Whether the server talks to us. In TLS 1.3 it refuses a certificate only after the handshake."""
+    with context.wrap_socket(plain) as secure:
+        try:
+            secure.sendall(b"GET / HTTP/1.1\r\nHost: fedgist\r\nConnection: close\r\n\r\n")
+            return bool(secure.recv(1))
+        except (ssl.SSLError, ConnectionError):
+            return False

@@ -1,0 +1,82 @@
+"""What an exchange costs across processes: Co-Dream, 100 exchanges of a 3 MB batch with three sites over TLS.
+
+    python benchmarks/federation.py --out benchmarks/results/federation.json
+
+Starts a whole federation on this machine (`fedgist federation sim`), runs one round of Co-Dream, and reads the sites'
+audit logs. An exchange lasts from its first request at a site to the first request of the next one; what the slowest
+site spent between taking its request and handing out its reply is taken off: that is the client's own computation, with
+its decoding, encoding and logging. What is left is the server's part and the way there and back, four processes on one
+machine.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {"dreams": 1000, "exchanges": 100, "warm_up": 1, "steps": 1, "distil_steps": 1}
+MODEL = "mlp:hidden=100:norm=batch"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="mnist5k", help="28×28 images: 1,000 of them are 3.1 MB")
+    parser.add_argument("--port", type=int, default=8002)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Path(folder) / "federation"
+        run(federation, arguments.dataset, arguments.port)
+        sites = [exchanges(log) for log in sorted(federation.glob("sites/*/fedgist/audit.jsonl"))]
+    found = {**figures(sites), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    print(json.dumps(found, indent=1))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def run(federation: Path, dataset: str, port: int) -> None:
+    options = [option for name, value in SETTINGS.items() for option in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "fedgist", "federation", "sim", str(federation), "codream", *options]
+    command += ["--dataset", dataset, "--model", MODEL, "--rounds", "1", "--port", str(port)]
+    subprocess.run([*command, "--out", str(federation / "run")], check=True)
+
+
+def exchanges(log: Path) -> dict[int, dict[str, Any]]:
+    """Exchange -> when its request came in, when its reply went out, and the bytes of both."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in map(json.loads, log.read_text().splitlines()):
+        if line.get("type") in ("codream.Dreams", "codream.DreamUpdate"):
+            at = found.setdefault(line["exchange"], {})
+            at[line["direction"]] = datetime.fromisoformat(line["time"]).timestamp()
+            at[f"{line['direction']} bytes"] = line["bytes"]
+    return found
+
+
+def figures(sites: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
+    numbers = sorted(sites[0])
+    begun = {n: min(site[n]["in"] for site in sites) for n in numbers}
+    own = {n: max(site[n]["out"] - site[n]["in"] for site in sites) for n in numbers}
+    whole = [begun[b] - begun[a] for a, b in itertools.pairwise(numbers)]
+    rest = [begun[b] - begun[a] - own[a] for a, b in itertools.pairwise(numbers)]
+    return {
+        "exchanges": len(numbers),
+        "sites": len(sites),
+        "bytes down": sites[0][numbers[0]]["in bytes"],
+        "bytes up": sites[0][numbers[0]]["out bytes"],
+        "seconds an exchange, median": round(statistics.median(whole), 3),
+        "without the client's own computation, median": round(statistics.median(rest), 3),
+        "without the client's own computation, mean": round(statistics.fmean(rest), 3),
+        "without the client's own computation, 90th percentile": round(statistics.quantiles(rest, n=10)[-1], 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""A provisioned federation: real processes, mutual TLS, three sites, and what happens when some of them die.
+
+Everything goes through the command line, as a user would do it. Only with `make test-federation`: it takes minutes.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgist.core import tree
+
+pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
+import psutil
+
+pytestmark = pytest.mark.federation
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SITES = ("east", "north", "south")
+REPSHARE = ["repshare", "--dataset", "digits", "--rounds", "6", "--set", "steps=100", "--timeout", "20"]
+
+
+def fedgist(*arguments: Any, timeout: float = 180) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "fedgist", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT)
+
+
+class Background:
+    """A command that goes on while a test looks at what it says."""
+
+    def __init__(self, log: Path, *arguments: Any):
+        self.log = log
+        command = [sys.executable, "-m", "fedgist", *map(str, arguments)]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def expect(self, text: str, seconds: float = 90) -> None:
+        until = time.monotonic() + seconds
+        while text not in self.said:
+            ended = self.process.poll() is not None
+            assert time.monotonic() < until and not (ended and text not in self.said), f"no {text!r} in: {self.said}"
+            time.sleep(0.1)
+
+    def kill_all(self) -> None:
+        """kill -9 of the command and of all that it started."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        for member in [psutil.Process(self.process.pid), *family]:
+            member.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(40)
+
+
+class Deployment:
+    """A federation in a folder, and its processes."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.fed = folder, folder / "fed"
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            self.port = probe.getsockname()[1]
+        made = fedgist(
+            "federation", "new", self.fed, "--server", "localhost", "--sites", ",".join(SITES), "--port", self.port
+        )
+        assert made.returncode == 0, made.stderr
+        for number, (site, form) in enumerate(zip(SITES, ("npz", "idx", "pictures"), strict=True)):
+            part = f"{number + 1}/3"
+            done = fedgist("data", "export", "digits", folder / "data" / site, "--format", form, "--part", part)
+            assert done.returncode == 0, done.stderr
+        self.running: list[Background] = []
+
+    def begin(self, name: str, *arguments: Any) -> Background:
+        started = Background(self.folder / f"{name}-{len(self.running)}.log", *arguments)
+        self.running.append(started)
+        return started
+
+    def start_server(self) -> Background:
+        server = self.begin("server", "federation", "start", self.fed)
+        server.expect("the server is ready")
+        return server
+
+    def start_site(self, site: str, *more: str, kit: Path | None = None) -> Background:
+        data = self.folder / "data" / site / "digits"
+        return self.begin(site, "site", "start", kit or self.fed / "sites" / site, "--data", data, *more)
+
+    def run(self, out: str, *arguments: str, method: list[str] = REPSHARE) -> Background:
+        where = ["--federation", self.fed, "--out", self.folder / out]
+        return self.begin(out, "federation", "run", *method, *where, *arguments)
+
+    def state_of(self, site: str, run: str) -> Any:
+        """The newest state that a site keeps of a run."""
+        folder = self.fed / "sites" / site / "fedgist" / "runs" / run
+        return tree.load(max(folder.glob("round-*.safetensors")))
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    deployment = Deployment(tmp_path_factory.mktemp("deployment"))
+    try:
+        deployment.server = deployment.start_server()
+        deployment.sites = {site: deployment.start_site(site) for site in SITES}
+        for site in SITES:
+            deployment.server.expect(f"site {site} is here")
+        yield deployment
+    finally:
+        for started in reversed(deployment.running):
+            started.stop()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def result_of(deployed: Deployment, out: str) -> dict[str, Any]:
+    return json.loads((deployed.folder / out / "result.json").read_text())
+
+
+def run_id(deployed: Deployment, out: str) -> str:
+    newest = max((deployed.folder / out / "checkpoint").glob("*.safetensors"))
+    return str(tree.load(newest)["engine"]["run"])
+
+
+def test_three_formats_and_three_architectures(deployed: Deployment) -> None:
+    """Formats differ between the sites of every test here; a second round of sites has different models, too."""
+    kits = {site: deployed.fed / "sites" / site for site in SITES}
+    models = {"east": "mlp:hidden=32", "north": "mlp:hidden=64x32", "south": "cnn"}
+    for site, model in models.items():
+        settings = json.loads((kits[site] / "site.json").read_text())
+        (kits[site] / "site.json").write_text(json.dumps({**settings, "model": model}))
+    method = ["feddistill", "--dataset", "digits", "--rounds", "2", "--set", "steps=5", "--json"]
+    run = deployed.run("models", method=method)
+    run.process.wait(120)
+    assert run.process.returncode == 0, run.said
+    config = (deployed.folder / "models" / "config.toml").read_text()
+    assert 'architectures = ["mlp:hidden=32", "mlp:hidden=64x32", "cnn"]' in config
+    assert json.loads(run.said.splitlines()[-1])["accuracy"] > 0.1
+    audit = [json.loads(line) for line in (kits["south"] / "fedgist" / "audit.jsonl").read_text().splitlines()]
+    assert {"Question", "Introduction", "Start", "Ready", "Request", "Reply"} <= {line["kind"] for line in audit}
+    for site in SITES:
+        settings = json.loads((kits[site] / "site.json").read_text())
+        (kits[site] / "site.json").write_text(json.dumps({**settings, "model": ""}))
+
+
+def test_a_killed_server_resumes_to_the_same(deployed: Deployment) -> None:
+    """kill -9 of all of the server after round 2; a new one and --resume end where an undisturbed run ends."""
+    whole = deployed.run("whole")
+    whole.process.wait(150)
+    assert whole.process.returncode == 0, whole.said
+    cut = deployed.run("cut")
+    cut.expect("round 2/6")
+    deployed.server.kill_all()
+    cut.kill_all()
+    assert not (deployed.folder / "cut" / "result.json").exists()
+    deployed.server = deployed.start_server()
+    again = deployed.run("cut", "--resume")
+    again.process.wait(180)
+    assert again.process.returncode == 0, again.said
+    assert "round 1/6" not in again.said
+    assert result_of(deployed, "cut")["state_sha256"] == result_of(deployed, "whole")["state_sha256"]
+    ledgers = [(deployed.folder / out / "ledger.csv").read_text() for out in ("cut", "whole")]
+    assert ledgers[0] == ledgers[1]
+    for site in SITES:
+        states = [deployed.state_of(site, run_id(deployed, out)) for out in ("cut", "whole")]
+        assert tree.digest(states[0]) == tree.digest(states[1]), site
+
+
+def test_a_killed_site_is_named_and_the_run_ends(deployed: Deployment) -> None:
+    """kill -9 of a site in the middle of a run; later it comes back and takes part in the next one."""
+    run = deployed.run("killed", "--timeout", "8")
+    run.expect("round 2/6")
+    deployed.sites["north"].kill_all()
+    run.process.wait(120)
+    assert run.process.returncode == 0, run.said
+    assert "site north did not answer within 8 s" in run.said
+    rows = [json.loads(line) for line in (deployed.folder / "killed" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["answered"] == 2 and "north" in rows[-1]["missing"]
+    deployed.sites["north"] = deployed.start_site("north")
+    deployed.sites["north"].expect("is connected")
+    back = deployed.run("back", method=["fedavg", "--dataset", "digits", "--rounds", "1", "--set", "steps=2"])
+    back.process.wait(120)
+    assert back.process.returncode == 0, back.said
+    assert "north" not in back.said
+
+
+def test_a_site_outside_its_policy_refuses(deployed: Deployment) -> None:
+    """A clear line at the server, at the site and in the site's audit log; the others go on."""
+    kit = deployed.fed / "sites" / "east"
+    rules = (kit / "policy.toml").read_text()
+    (kit / "policy.toml").write_text(rules.replace('methods = ["all"]', 'methods = ["codream", "repshare"]'))
+    try:
+        run = deployed.run("policy", method=["fedavg", "--dataset", "digits", "--rounds", "1", "--set", "steps=2"])
+        run.process.wait(120)
+    finally:
+        (kit / "policy.toml").write_text(rules)
+    assert run.process.returncode == 0, run.said
+    why = "its policy does not allow the method fedavg"
+    assert f"site east does not take part: refused: {why}" in run.said
+    assert why in deployed.sites["east"].said
+    assert why in (kit / "fedgist" / "audit.jsonl").read_text().splitlines()[-1]
+    assert result_of(deployed, "policy")["accuracy"] > 0
+
+
+def test_certificates_that_are_not_of_the_federation(deployed: Deployment, tmp_path: Path) -> None:
+    """Another authority's kit, and one without a certificate, are refused with a line on both sides."""
+    before = deployed.server.said.count("refused a connection")
+    other = tmp_path / "other"
+    made = fedgist("federation", "new", other, "--server", "localhost", "--sites", "east", "--port", deployed.port)
+    assert made.returncode == 0, made.stderr
+    data = deployed.folder / "data" / "east" / "digits"
+
+    def attempt(kit: Path) -> str:
+        done = fedgist("site", "start", kit, "--data", data, timeout=60)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "is not of this kit's federation" in attempt(other / "sites" / "east")
+    wait_for(lambda: deployed.server.said.count("refused a connection") > before, 10)
+
+    # It trusts this federation's authority, but its own certificate is another's.
+    shutil.copy(deployed.fed / "sites" / "east" / "startup" / "rootCA.pem", other / "sites" / "east" / "startup")
+    assert "does not accept the certificate of this kit" in attempt(other / "sites" / "east")
+
+    (other / "sites" / "east" / "startup" / "client.crt").unlink()
+    assert "has no certificate" in attempt(other / "sites" / "east")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # NVFlare's, in a thread of its own
+def test_code_does_not_travel(deployed: Deployment) -> None:
+    """A job that brings code along, or names a class that no site allows, is refused by every site."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    from fedgist.engines import flare
+    from fedgist.federation import kits
+    from fedgist.federation.site import ProvisionedSite
+
+    session = new_secure_session(kits.ADMIN, str(deployed.fed / "admin"), timeout=10.0)
+    try:
+        for attack in ("code", "class"):
+            folder = deployed.folder / attack
+            flare.write_job(folder, "/nowhere", ProvisionedSite, 3)
+            if attack == "code":
+                (folder / "app" / "custom").mkdir()
+                (folder / "app" / "custom" / "theft.py").write_text("print('all your data')\n")
+            else:
+                config = folder / "app" / "config" / "config_fed_client.json"
+                config.write_text(config.read_text().replace("fedgist.federation.site.ProvisionedSite", "os.system"))
+            job = session.submit_job(str(folder))
+            wait_for(lambda job=job: str(session.get_job_status(job)).startswith("FINISHED"), 90)
+            assert str(session.get_job_status(job)) != "FINISHED:COMPLETED"
+    finally:
+        session.close()
