@@ -145,6 +145,18 @@ def test_curves_are_means_over_seeds_with_bands(comparison):
     assert by_bytes["x"] == [row["bytes_up"] + row["bytes_down"] for row in fedavg.first.rows]
 
 
+def test_bands_of_a_single_seed_are_between_clients_that_have_their_own_models(comparison):
+    groups = {group.label: group for group in groups_of(comparison)}
+    band, line = figures.accuracy_by_rounds([groups["repshare"]]).data
+    rows = groups["repshare"].first.rows
+    assert band["y"][:2] == pytest.approx([row["accuracy"] + row["deviation_between_clients"] for row in rows])
+    assert line["y"] == [row["accuracy"] for row in rows]
+    assert (
+        len(figures.accuracy_by_rounds([groups["codream"]]).data) == 1
+    )  # its accuracy is that of the server's student
+    assert len(figures.accuracy_by_rounds([groups["feddm"]]).data) == 1
+
+
 def test_who_sends_nothing_is_a_line_across_the_logarithmic_scale(comparison):
     groups = [group for group in groups_of(comparison) if group.label in ("independent", "fedavg")]
     chart = figures.accuracy_by_bytes(groups)

@@ -1,5 +1,6 @@
 """Evaluation: server-held models directly, client-held models by an exchange, so that it works across machines too."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +30,10 @@ class EvaluateThis:
 
 @message
 class Score:
-    """Accuracies of the answering clients, as a sum."""
+    """Accuracies of the answering clients, as a sum; and the squares of how far each is from a half."""
 
     accuracy: float = wire(additive=True)
+    squares: float = wire(additive=True)
     clients: int = wire(torch.int64, additive=True)
 
 
@@ -79,14 +81,18 @@ async def accuracy(model: Model, w: Weights, test: tuple[Tensor, Tensor]) -> flo
 async def score(model: Model, w: Weights, me: Site) -> Score:
     """A client's reply to an evaluation; a client without a test set counts for nothing."""
     if me.data.test is None or len(me.data.test[1]) == 0:
-        return Score(0.0, 0)
-    return Score(await accuracy(model, w, me.data.test), 1)
+        return Score(0.0, 0.0, 0)
+    mine = await accuracy(model, w, me.data.test)
+    return Score(mine, (mine - 0.5) ** 2, 1)
 
 
-async def mean_over_clients(fed: Federation, request: object) -> float:
-    """The mean accuracy over all clients that have a test set; `request` may be one for each (id -> message)."""
+async def over_clients(fed: Federation, request: object) -> dict[str, float]:
+    """Mean and deviation of the accuracies of all clients that have a test set; `request` may be one for each."""
     total = (await fed.ask(request if isinstance(request, dict) else fed.ids, request, Score)).sum
-    return float(total.accuracy) / max(1, total.clients)
+    clients = max(1, total.clients)
+    mean = float(total.accuracy) / clients
+    variance = float(total.squares) / clients - (mean - 0.5) ** 2 if total.clients else 0.0
+    return {"accuracy": mean, "deviation_between_clients": math.sqrt(max(0.0, variance))}
 
 
 async def hits_on_own_labels(model: Model, w: Weights, me: Site, shares: int) -> Hits:

@@ -22,7 +22,7 @@ from fedgist.learning.evaluation import (
     Score,
     accuracy,
     hits_on_own_labels,
-    mean_over_clients,
+    over_clients,
     pooled_over_clients,
     score,
 )
@@ -144,7 +144,7 @@ class GlobalModel(Method):
     async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
         """The global model on all test images; the mean over clients where they complete it with parts of their own."""
         if len(self.travelling(self.model)) < len(self.model.shapes):
-            found = {"accuracy": await mean_over_clients(fed, EvaluateThis(state["w"]))}
+            found = await over_clients(fed, EvaluateThis(state["w"]))
         else:
             found = {"accuracy": await accuracy(self.model, state["w"], test)}
         if self.config.published:

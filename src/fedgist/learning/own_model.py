@@ -15,7 +15,7 @@ from fedgist.learning.evaluation import (
     Hits,
     Score,
     hits_on_own_labels,
-    mean_over_clients,
+    over_clients,
     pooled_over_clients,
     score,
 )
@@ -44,7 +44,7 @@ class OwnModel(Method):
         return {"w": self.model_of(me).init(rng)}
 
     async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
-        found = {"accuracy": await mean_over_clients(fed, Evaluate())}
+        found = await over_clients(fed, Evaluate())
         if self.config.published:
             found["accuracy_published"] = await pooled_over_clients(fed, EvaluateOwnLabels(len(fed.ids)))
         return found

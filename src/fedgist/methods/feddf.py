@@ -28,7 +28,7 @@ from fedgist.learning.evaluation import (
     EvaluateThis,
     EvaluateThisOnOwnLabels,
     accuracy,
-    mean_over_clients,
+    over_clients,
     pooled_over_clients,
 )
 from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
@@ -124,7 +124,7 @@ class FedDF(GlobalModel):
         """The mean over prototypes, and each of several; the mean over clients where these complete the model."""
         found: dict[str, float] = {}
         if any(len(self.travelling(model)) < len(model.shapes) for model in self.task.models.values()):
-            found["accuracy"] = await mean_over_clients(fed, self.requests(state, fed, EvaluateThis))
+            found = await over_clients(fed, self.requests(state, fed, EvaluateThis))
         else:
             each = {name: await accuracy(self.task.models[name], w, test) for name, w in state["w"].items()}
             found["accuracy"] = sum(each.values()) / len(each)

@@ -87,7 +87,7 @@ def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
 
 def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) -> Spec:
     curve = group.curve
-    said = [percent(mean) + (f" ± {100 * std:.2f}" if len(group.runs) > 1 else "") for *_, mean, std in curve]
+    said = [percent(mean) + (f" ± {100 * std:.2f}" if _has_band(group) else "") for *_, mean, std in curve]
     return {
         "type": "scatter",
         "name": escape(group.label),
@@ -104,7 +104,11 @@ def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) ->
 
 def _together(i: int, group: Group) -> Spec:
     """A curve and its band come and go together."""
-    return {"legendgroup": str(i)} if len(group.runs) > 1 else {}
+    return {"legendgroup": str(i)} if _has_band(group) else {}
+
+
+def _has_band(group: Group) -> bool:
+    return len(group.runs) > 1 or group.between_clients
 
 
 def _band(i: int, label: str, x: Sequence[float], values: Sequence[tuple[float, float]]) -> list[Spec]:
@@ -127,8 +131,9 @@ def _accuracy_axis() -> Spec:
 
 
 def _band_note(groups: Sequence[Group]) -> str:
-    several = any(len(group.runs) > 1 for group in groups)
-    return "Bands are one standard deviation over the seeds." if several else ""
+    over = ["the seeds"] * any(len(group.runs) > 1 for group in groups)
+    over += ["the clients, where each has a model of its own"] * any(group.between_clients for group in groups)
+    return f"Bands are one standard deviation over {' or '.join(over)}." if over else ""
 
 
 def _said(groups: Sequence[Group], against: str) -> str:

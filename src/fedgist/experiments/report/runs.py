@@ -12,7 +12,18 @@ from typing import Any
 
 from fedgist.experiments.folder import RunFolder, read_json
 
-KNOWN_METRICS = {"round", "seconds", "answered", "skipped", "unevaluated", "accuracy", "bytes_up", "bytes_down"}
+BETWEEN = "deviation_between_clients"
+KNOWN = {
+    "round",
+    "seconds",
+    "answered",
+    "skipped",
+    "unevaluated",
+    "accuracy",
+    "bytes_up",
+    "bytes_down",
+    BETWEEN,
+}
 FEW = 3  # differing options that a label may name
 
 
@@ -100,7 +111,7 @@ class Run:
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for row in self.rows:
             for name, value in row.items():
-                if name not in KNOWN_METRICS and isinstance(value, (int, float)):
+                if name not in KNOWN and isinstance(value, (int, float)):
                     found[name][row["round"]] = float(value)
         return dict(found)
 
@@ -129,9 +140,20 @@ class Group:
         """Whether clients send more than that they are done."""
         return any(counts.payload for way, _, counts in self.first.wire.crossed() if way == "up")
 
+    @property
+    def between_clients(self) -> bool:
+        """Whether the deviation of a curve is that between clients: of one seed, whose accuracy is a mean over them."""
+        rows = self.first.evaluations
+        return len(self.runs) == 1 and any(BETWEEN in row and "accuracy_clients" not in row for row in rows)
+
     @cached_property
     def curve(self) -> list[tuple[int, float, float, float]]:
         """(round, bytes, accuracy, standard deviation), means over the seeds, where all of them were evaluated."""
+        if self.between_clients:
+            return [
+                (row["round"], row["bytes_up"] + row["bytes_down"], row["accuracy"], row.get(BETWEEN, 0.0))
+                for row in self.first.evaluations
+            ]
         bytes_at = [{row["round"]: row["bytes_up"] + row["bytes_down"] for row in run.rows} for run in self.runs]
         rounds = sorted(set.intersection(*(set(run.accuracies) for run in self.runs)))
         return [
