@@ -5,34 +5,20 @@ import io
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgist import methods
 from fedgist.core.errors import FedgistError
-from fedgist.core.method import Method
-from fedgist.engines.engine import Engine
-from fedgist.engines.envelope import Question
 from fedgist.engines.flare import FlareTransport, write_job
-from fedgist.engines.remote import Lost, Patience, RemoteEngine, introductions
-from fedgist.engines.scheduler import Executor
-from fedgist.experiments import inputs as sources
+from fedgist.engines.remote import Patience
 from fedgist.experiments import runner
-from fedgist.experiments.config import OWN, RunConfig
-from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
-from fedgist.federation import kits, processes
+from fedgist.federation import kits, processes, runs
 from fedgist.federation.kits import Federation
 from fedgist.federation.site import ProvisionedSite
 
 log = logging.getLogger("fedgist")
-
-SIMULATED = ("offline", "delay", "topology", "discrepancy")
-"""Options that pretend on one machine what a federation really has, or that need clients to talk without a server."""
-
-Config = Callable[[dict[str, Any]], RunConfig]
-"""The configuration of a run, given what only the federation knows: how many sites, and their architectures."""
 
 
 def start(federation: Federation, say: processes.Say) -> int:
@@ -43,7 +29,7 @@ def start(federation: Federation, say: processes.Say) -> int:
 
 def run(
     federation: Federation,
-    config: Config,
+    config: runs.Config,
     out: Path | None,
     resume: bool,
     patience: Patience,
@@ -51,60 +37,7 @@ def run(
     progress: Progress,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
-    first = runner.prepare(config({"clients": len(federation.sites), "partition": OWN}))
-    _check(first)
-    inputs = sources.from_sites(first, federation.sites)  # what the user got wrong shows before a job is submitted
-    with connected(federation, wait) as transport:
-        chosen = config(
-            {
-                "clients": len(federation.sites),
-                "partition": OWN,
-                **_architectures(federation, first, inputs, transport, patience, resume),
-            }
-        )
-
-        def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
-            return RemoteEngine(method, transport, inputs.info, seed=config.seed, executor=executor, patience=patience)
-
-        final = runner.prepare(chosen)
-        inputs = sources.from_sites(final, federation.sites)
-        try:
-            return runner.run(final, out or runner.default_folder(final), resume, inputs, progress, make)
-        except runner.Interrupted as stop:
-            raise runner.Interrupted(stop.kept, "the same command and --resume") from None
-
-
-def _check(config: RunConfig) -> None:
-    """Refuses what only one machine can do."""
-    usual = RunConfig()
-    if changed := [name for name in SIMULATED if getattr(config, name) != getattr(usual, name)]:
-        raise FedgistError(f"{changed[0]} is for clients that are simulated on one machine; a federation has real ones")
-    if methods.find(config.method).pooled and config.clients > 1:
-        raise FedgistError(f"{config.method} wants all data at one site, which is what a federation is not for")
-    if config.seeds > 1:
-        raise FedgistError("a federation makes one run at a time; for several seeds repeat it with --seed")
-
-
-def _architectures(
-    federation: Federation,
-    config: RunConfig,
-    inputs: Inputs,
-    transport: FlareTransport,
-    patience: Patience,
-    resume: bool,
-) -> dict[str, Any]:
-    """What the sites announced; a run that goes on has their architectures in its configuration already."""
-    if resume and config.architectures:
-        return {}
-    question = Question(config.method, list(inputs.task.shape), inputs.task.classes)
-    found = introductions(transport, list(federation.sites), question, patience.timeout)
-    absent = {id: answer.why for id, answer in found.items() if isinstance(answer, Lost)}
-    for id, why in sorted(absent.items()):
-        log.warning(f"site {id} does not take part: {why}")
-    if len(federation.sites) - len(absent) < patience.sites:
-        raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
-    chosen = [str(found[id]) if id not in absent and found[id] else config.model for id in federation.sites]
-    return {"architectures": tuple(chosen)}
+    return runs.run(federation.sites, lambda: connected(federation, wait), config, out, resume, patience, progress)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,92 @@
+"""A site's own: its data in any format that fedgist reads, its architecture, its device, and the host that answers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist import engines, methods, models
+from fedgist.core.config import build
+from fedgist.core.errors import FedgistError
+from fedgist.core.method import Method, Task
+from fedgist.data import formats
+from fedgist.data.client_data import ClientData
+from fedgist.data.files import Images
+from fedgist.engines.envelope import Start
+from fedgist.engines.host import SiteHost
+from fedgist.engines.policy import Policy, Refused
+from fedgist.experiments.config import model_spec
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a site decided when it started; kept where each run's process finds it."""
+
+    data: str
+    model: str = ""
+    device: str = "cpu"
+    engine: str = "sequential"
+    threads: int | None = None
+
+
+def host(site: str, folder: Path, settings: Settings, rules: Policy) -> SiteHost:
+    """What answers for a site, and keeps its states and its audit log in a folder."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+
+    def prepare(start: Start) -> tuple[Method, ClientData]:
+        task = task_of(start)
+        config: Any = build(methods.find(start.method).Config, start.options)
+        return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
+
+    executor = engines.executor(settings.engine, settings.device)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model)
+
+
+def task_of(start: Start) -> Task:
+    """The task that a run's start describes. The server's unlabelled images stay there: one blank stands for them."""
+    told = start.task
+    try:
+        channels, height, width = (int(side) for side in told["shape"])
+        shape, classes = (channels, height, width), int(told["classes"])
+        named = {str(spec): _model(str(spec), shape, classes) for spec in told["models"]}
+        low, high = (tuple(map(float, told[end])) for end in ("low", "high"))
+        proxy = torch.zeros(1, *shape) if told["proxy"] else None
+        return Task(shape, classes, low, high, named, str(told["model"]), proxy)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"the run describes a task that cannot be: {error}") from error
+
+
+def _model(spec: str, shape: tuple[int, int, int], classes: int) -> models.Model:
+    name, chosen = model_spec(spec)
+    return models.build(name, shape, classes, **chosen)
+
+
+def client_data(folder: Path, task: Task) -> ClientData:
+    """A site's images on the scale of the task: black is `low`, full intensity `high`."""
+    train, test = (_scaled(images, task) for images in read(folder))
+    return ClientData(*train, task.classes, test)
+
+
+def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
+    pixels = images.pixels if images.pixels.ndim == 4 else images.pixels[..., None]
+    x = torch.tensor(pixels.transpose(0, 3, 1, 2).copy()).float() / images.peak
+    if tuple(x.shape[1:]) != task.shape:
+        ours, theirs = ("×".join(map(str, shape)) for shape in (x.shape[1:], task.shape))
+        raise Refused(f"its images have the form {ours}, and the run is about {theirs}")
+    if int(images.labels.max()) >= task.classes:
+        raise Refused(f"it has more classes than the {task.classes} that the run is about")
+    low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (task.low, task.high))
+    return low + x * (high - low), torch.tensor(images.labels)
+
+
+def read(folder: Path) -> tuple[Images, Images]:
+    """A site's images, to learn from and to test on."""
+    reader = formats.find(folder) if folder.is_dir() else None
+    if reader is None:
+        raise FedgistError(
+            f"{folder} holds no data set with both a train and a test split, in no format that fedgist reads"
+        )
+    return reader()
