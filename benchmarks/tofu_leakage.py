@@ -2,6 +2,7 @@
 
     python benchmarks/tofu_leakage.py run       # mnist5k, LeNet5, seed 0; about half an hour on one core
     python benchmarks/tofu_leakage.py show      # markdown
+    python benchmarks/tofu_leakage.py nearest   # do synthetic images look like the client's own?
     python benchmarks/tofu_leakage.py found docs/images/tofu_leakage.png
     python benchmarks/tofu_leakage.py proxies docs/images/tofu_proxies.png
 
@@ -24,11 +25,14 @@ import torch
 
 from fedgist import engines, methods
 from fedgist.core.ledger import Ledger
+from fedgist.core.rng import Rng
+from fedgist.data import datasets
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import config as configs
 from fedgist.experiments import leakage, runner
 from fedgist.experiments.folder import RunFolder, write_json
 from fedgist.experiments.inputs import from_dataset
+from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack
 
 RESULTS = Path(__file__).parent / "results" / "tofu_leakage.json"
@@ -47,6 +51,7 @@ WORK: dict[str, dict[str, Any]] = {
 }
 CLIENTS = {"1 image": ("0", "1")}
 RESTARTS = {"1 image": 2}
+DRAWS = 50
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,25 @@ def proxies(work: Path) -> list[torch.Tensor]:
     return [kept(work, Row("cosine", "epoch of 32", when, "TOFU, N=16", "0"))["proxy"] for when in ("early", "late")]
 
 
+def nearest(work: Path) -> None:
+    """How much the synthetic images look like the client's own, beside as many test images, which nobody trained on."""
+    test = datasets.load("mnist5k")[1].x
+    print(f"| update | synthetic images | own: mean, best | test images: mean | nearer to own in all {DRAWS} draws |")
+    print("|---" * 5 + "|")
+    for images in WORK:
+        for when in ("early", "late"):
+            there = kept(work, Row("cosine", images, when, "TOFU, N=16", "0"))
+            own = similarity.correlation(there["proxy"], there["true"]).amax(1)
+            draws = [Rng(0)("draw", i).permutation(len(test))[: len(there["true"])] for i in range(DRAWS)]
+            others = torch.stack([similarity.correlation(there["proxy"], test[draw]).amax(1) for draw in draws])
+            mine, theirs = f"{own.mean():.2f}, {own.max():.2f}", f"{others.mean():.2f}"
+            won = int((own > others).all(0).sum())
+            print(f"| {images}, {when} | {len(own)} | {mine} | {theirs} | {won} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "show", "found", "proxies"))
+    parser.add_argument("action", choices=("run", "show", "nearest", "found", "proxies"))
     parser.add_argument(
         "picture", nargs="?", type=Path, help="where to write the picture of what was found, or proxies"
     )
@@ -176,6 +197,8 @@ def main() -> None:
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.action == "show":
         show(results)
+    elif options.action == "nearest":
+        nearest(options.work)
     elif options.action != "run":
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         leakage.picture((found if options.action == "found" else proxies)(options.work), options.picture)
