@@ -205,6 +205,7 @@ def start_site(
     data: Annotated[Path, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")],
     model: Annotated[str, flag("model", "The site's architecture; without it, what the run says.", "NAME")] = "",
     device: Annotated[str, flag("device", "cpu, cuda or cuda:N.", "NAME")] = "cpu",
+    engine: Annotated[str, flag("engine", "Who computes: sequential, threaded or stacked.", "NAME")] = "sequential",
     threads: Annotated[
         int | None, flag("threads", "Threads of a computation; without it, torch's choice.", "N")
     ] = None,
@@ -214,5 +215,5 @@ def start_site(
     with speaking(debug):
         from fedgist.federation import site as sites
 
-        settings = sites.Settings(str(data.expanduser().resolve()), model, device, threads=threads)
+        settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))

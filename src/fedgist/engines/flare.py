@@ -18,12 +18,15 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
-from nvflare.collab import collab
-
 from fedgist.core.errors import FedgistError
 from fedgist.engines.envelope import Refusal, seal
 from fedgist.engines.host import SiteHost
 from fedgist.engines.remote import Lost
+
+try:
+    from nvflare.collab import collab
+except ImportError:
+    raise FedgistError("a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'") from None
 
 log = logging.getLogger("fedgist")
 

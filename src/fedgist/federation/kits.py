@@ -109,7 +109,7 @@ def _provision(work: Path, server: str, sites: Sequence[str], port: int) -> Path
         from nvflare.lighter.provision import prepare_builders, prepare_packager, prepare_project
         from nvflare.lighter.provisioner import Provisioner
     except ImportError:
-        raise FedgistError("a federation needs NVFlare: pip install 'fedgist[nvflare]'") from None
+        raise FedgistError("a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'") from None
     builders: list[dict[str, Any]] = [
         {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
         {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},

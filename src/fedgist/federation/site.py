@@ -6,6 +6,7 @@ import ssl
 from dataclasses import asdict
 from pathlib import Path
 
+from fedgist import engines
 from fedgist.core.errors import FedgistError
 from fedgist.engines import policy
 from fedgist.engines.flare import FlareSite
@@ -31,6 +32,7 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     rules = policy.load(kit / "policy.toml")
     if settings.model:
         model_spec(settings.model)
+    engines.executor(settings.engine, settings.device)
     train, test = hosting.read(Path(settings.data))
     _check_certificate(kit, *target)
     (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
