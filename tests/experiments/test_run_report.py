@@ -14,6 +14,7 @@ import torch
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import artifacts, report, runner
+from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.progress import size
@@ -167,14 +168,21 @@ def test_who_sends_nothing_is_a_line_across_the_logarithmic_scale(comparison):
     assert across["y"] == [groups[1].curve[-1][2]] * 2
 
 
-def test_rounds_and_bytes_to_a_target(comparison, tmp_path):
-    found = made(run_folders(comparison), tmp_path, target=0.1)
-    for row in found.table("the server sees"):
-        (group,) = [group for group in groups_of(comparison) if group.label == row["run"]]
-        first = next((r, b) for r, b, mean, _ in group.curve if mean >= 0.1)
-        assert (row["rounds to 10.0 %"], row["bytes to 10.0 %"]) == (str(first[0]), size(first[1]))
-    never = made(run_folders(comparison), tmp_path, target=1.0)
-    assert {row["rounds to 100.0 %"] for row in never.table("the server sees")} == {"–"}
+def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, tmp_path):
+    """Means over the seeds that get there, with how many these are where it is not all."""
+    groups = groups_of(comparison)
+    for target in (0.1, 0.16, 1.0):
+        found = made(run_folders(comparison), tmp_path, target=target).table("the server sees")
+        _, standings = standing.standings([[run.folder for run in group.runs] for group in groups], target)
+        for row, group, wanted in zip(found, groups, standings, strict=True):
+            there = [value for value in wanted.rounds_to if value is not None]
+            some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
+            rounds, sent = row[f"rounds to {100 * target:.1f} %"], row[f"bytes to {100 * target:.1f} %"]
+            if there:
+                assert rounds == f"{statistics.fmean(there):.3g}{some}"
+                assert sent == size(statistics.fmean(value for value in wanted.bytes_to if value is not None)) + some
+            else:
+                assert (rounds, sent) == ("–", "–")
 
 
 def test_what_replies_reveal(comparison, tmp_path):

@@ -16,6 +16,7 @@ from fedgist.experiments.report.runs import Group, Run, differing, mean_and_devi
 from fedgist.experiments.report.words import percent
 
 COLOURS = 8
+MARKED = 20  # points of a curve that are marked
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
 DASHES = ("solid", "dot", "dash", "dashdot")
 
@@ -42,6 +43,12 @@ class Figure:
 
 def colour(i: int, alpha: float | None = None) -> str:
     return f"var(--series-{i % COLOURS + 1})" + ("" if alpha is None else f"/{alpha}")
+
+
+def _drawn(i: int, points: int) -> Spec:
+    """A line, with marks of its own where there are not too many points for them."""
+    marks = {"size": 6, "symbol": SYMBOLS[i % len(SYMBOLS)]}
+    return {"mode": "lines+markers" if points <= MARKED else "lines", "line": line(i), "marker": marks}
 
 
 def line(i: int) -> Spec:
@@ -94,9 +101,7 @@ def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) ->
         **_together(i, group),
         "x": list(x),
         "y": [mean for *_, mean, _ in curve],
-        "mode": "lines+markers",
-        "line": line(i),
-        "marker": {"size": 6, "symbol": SYMBOLS[i % len(SYMBOLS)]},
+        **_drawn(i, len(curve)),
         "text": [f"{value} after {place}" for value, place in zip(said, where, strict=True)],
         "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
     }
@@ -215,10 +220,9 @@ def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
         values = [mean_and_deviation(one[r] for one in series) for r in rounds]
         label = f"{group.label}: {name.replace('_', ' ')}"
         data += _band(i, label, rounds, values)
-        style = {"mode": "lines+markers", "line": line(i), "marker": {"size": 5, "symbol": SYMBOLS[i % len(SYMBOLS)]}}
         data.append(
             {"type": "scatter", "name": escape(label), "x": rounds, **_together(i, group)}
-            | {"y": [mean for mean, _ in values], **style}
+            | {"y": [mean for mean, _ in values], **_drawn(i, len(rounds))}
             | {"hovertemplate": "%{y:.4f} after round %{x}<extra>%{fullData.name}</extra>"}
         )
     layout = {"xaxis": _rounds_axis(data), "yaxis": {"title": {"text": family}}}

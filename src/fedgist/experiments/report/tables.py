@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgist.experiments.comparison import SHARE_OF_BEST
 from fedgist.experiments.progress import size
-from fedgist.experiments.report.efficiency import Cost, best, rounds_to
+from fedgist.experiments.report.efficiency import Cost, best
 from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.report.words import percent, short, times
 
@@ -57,6 +57,12 @@ def usual_target(groups: Sequence[Group]) -> float | None:
     return SHARE_OF_BEST * max(last) if len(last) > 1 else None
 
 
+def reached(group: Group, aim: float) -> list[tuple[int, int]]:
+    """For each seed that got there: the first round that did, and the bytes up and down until then."""
+    firsts = [next((row for row in run.evaluations if row["accuracy"] >= aim), None) for run in group.runs]
+    return [(row["round"], row["bytes_up"] + row["bytes_down"]) for row in firsts if row is not None]
+
+
 def summary(groups: Sequence[Group], aim: float | None) -> Table:
     head = [
         "run",
@@ -90,9 +96,11 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
     )
     cells = [spread(values) for values in found] or [none] * 3
     if aim is not None:
-        reached = rounds_to(group, aim)
-        at = next((b for r, b, *_ in group.curve if r == reached), None)
-        cells += [none if reached is None else number(reached), none if at is None else bytes_cell(at)]
+        there = reached(group, aim)
+        some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
+        rounds, sent = (statistics.fmean(values) for values in zip(*there, strict=True)) if there else (None, None)
+        cells.append(none if rounds is None else number(f"{rounds:.3g}{some}"))
+        cells.append(none if sent is None else number(f"{size(sent)}{some}", f"{sent:,.0f} bytes"))
     return [
         Cell(group.label, str(group.first.about.get("summary", "")), "name"),
         *cells,
@@ -137,8 +145,8 @@ def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
     if sending:
         least = min(sending, key=lambda group: group.curve[-1][1])
         found.append(Card("Fewest bytes in all", size(least.curve[-1][1]), least.label))
-    if aim is not None and (there := [group for group in sending if rounds_to(group, aim) is not None]):
-        cost = {group.label: next(b for r, b, *_ in group.curve if r == rounds_to(group, aim)) for group in there}
+    if aim is not None and (there := [group for group in sending if len(reached(group, aim)) == len(group.runs)]):
+        cost = {group.label: statistics.fmean(sent for _, sent in reached(group, aim)) for group in there}
         cheapest = min(cost, key=lambda label: cost[label])
         found.append(Card(f"Fewest bytes to {100 * aim:.1f} %", size(cost[cheapest]), cheapest))
     fastest = min(shown, key=lambda group: statistics.fmean(run.seconds for run in group.runs))
