@@ -352,9 +352,20 @@ def test_the_first_answers_may_be_enough(tmp_path: Path) -> None:
 def test_too_few_sites_to_begin_with(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
-    with pytest.raises(FedgistError, match=r"fewer than 3 sites take part \(b: refused: its policy does not allow"):
+    with pytest.raises(FedgistError, match=r"fewer than 3 sites are left \(b: refused: its policy does not allow"):
         engine(wire, sites=3).run_round()
     assert engine(wire, sites=2).run_round().answered == 2
+
+
+def test_a_run_that_has_lost_its_sites_stops(tmp_path: Path) -> None:
+    """It does not skip the rounds that are left, so that --resume finds them still to be done."""
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    wire.spoil = lambda id, data: Lost("is switched off")
+    with pytest.raises(FedgistError, match=r"fewer than 1 sites are left .a: is switched off; b: .*--resume"):
+        federation.run_round()
+    assert federation.rounds_done == 1
 
 
 def test_introductions(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Commands for federations across machines: federation new, start, run, sim; site start."""
+"""Commands for federations across machines: federation new, start, run, sim, flower; site start."""
 
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ from fedgist.cli.common import (
 from fedgist.core.errors import FedgistError
 
 app = typer.Typer()
-federation_app = typer.Typer(help="Federations across machines, on NVFlare.", no_args_is_help=True)
+federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
 site_app = typer.Typer(help="What a site of a federation runs.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
@@ -88,7 +88,7 @@ def run(
     set: Set = None,
     timeout: Annotated[float, flag("timeout", "Seconds until a silent site is given up for this run.", "S")] = 600.0,
     enough: Annotated[float, flag("enough", "Share of the asked sites whose answers suffice.", "X")] = 1.0,
-    min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin with.", "N")] = 1,
+    min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin and to go on with.", "N")] = 1,
     wait: Annotated[float, flag("wait", "Seconds to wait for sites that are not there yet.", "S")] = 60.0,
     out: Out = None,
     resume: Resume = False,
@@ -144,6 +144,49 @@ def sim(
             else:
                 chosen = Choices(flags, profile, config, set or [], timeout)
                 _run(directory, chosen, out, resume, as_json, quiet)
+
+
+@federation_app.command()
+def flower(
+    directory: Annotated[Path, typer.Argument(help="A folder to make: the Flower app.")],
+    method: Annotated[str | None, typer.Argument(help="The method; left out with --config.")] = None,
+    sites: Annotated[str, flag("sites", "The sites, by the site-name in their node config.", "NAMES")] = "",
+    dataset: Dataset = None,
+    data_dir: DataDir = None,
+    rounds: Rounds = None,
+    model: Model = None,
+    engine: Engine = None,
+    device: Device = None,
+    seed: Seed = None,
+    record: Record = None,
+    profile: Profile = None,
+    config: Config = None,
+    set: Set = None,
+    out: Out = None,
+    debug: Debug = False,
+) -> None:
+    """Write a Flower app that runs a method across the SuperNodes of a Flower federation; `flwr run` starts it."""
+    flags = given(
+        method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, engine=engine, device=device,
+        seed=seed, record=record,
+    )  # fmt: skip
+    with speaking(debug):
+        from fedgist.experiments import config as configs
+        from fedgist.experiments import runner
+        from fedgist.federation import flower_app
+
+        layers = [configs.load(config)] if config else []
+        if not any("method" in layer for layer in [*layers, flags]):
+            raise FedgistError("which method? name one, as in `fedgist federation flower APP fedavg --sites a,b`")
+        names = tuple(name.strip() for name in sites.split(",") if name.strip())
+        app = flower_app.App(names)
+        known = {"clients": len(names)}
+        chosen = configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
+        folder = (out or runner.default_folder(chosen)).expanduser().resolve()
+        flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
+        _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
+        _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
+        _note(flower_app.expectation(chosen))
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,7 @@ class RemoteEngine(Engine):
             elif isinstance(found, Lost):
                 self.gone[id] = found.why
                 self._miss(id, f"{found.why}; the run goes on without it, and it can join again with --resume")
+        self._check_enough()
         return {id: found for id, found in came.items() if id in requests and isinstance(found, bytes)}
 
     def _miss(self, id: str, why: str) -> None:
@@ -235,9 +236,13 @@ class RemoteEngine(Engine):
             except (WireError, SiteFailure) as error:
                 self.gone[id] = str(error)
                 self._miss(id, f"does not take part: {error}")
+        self._check_enough()
+
+    def _check_enough(self) -> None:
+        """A run with too few sites stops where it is, rather than skip what is left of it."""
         if len(self.ids) - len(self.gone) < self.patience.sites:
             reasons = "; ".join(f"{id}: {why}" for id, why in sorted(self.gone.items()))
-            raise FedgistError(f"fewer than {self.patience.sites} sites take part ({reasons})")
+            raise FedgistError(f"fewer than {self.patience.sites} sites are left ({reasons}); go on with --resume")
 
 
 def introductions(transport: Transport, ids: list[str], question: Question, timeout: float) -> dict[str, str | Lost]:
