@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-federation lint dev clean
+.PHONY: help demo test test-federation docs lint dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ test: lint ## lint, types, import rules and all tests
 
 test-federation: $(VENV)/.dev ## a real federation on this machine, with processes and TLS: about five minutes
 	@$(BIN)/python -m pytest tests/federation -m federation
+
+docs: $(VENV)/.docs ## the documentation as a site, in build/site
+	@$(BIN)/mkdocs build -q
 
 lint: $(VENV)/.dev ## lint, types and import rules only
 	@$(BIN)/ruff check
@@ -48,3 +51,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "installing fedgist with the development dependencies into $(VENV) (a few minutes the first time)"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo "installing what builds the documentation into $(VENV)"
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,249 @@
+"""The command that runs the papers' tables: reproduce."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, flag, note, speaking
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.experiments.progress import duration, size
+
+if TYPE_CHECKING:
+    from fedgist.experiments.estimates import Estimates
+    from fedgist.experiments.presets import Preset
+    from fedgist.experiments.reproduction import Results
+    from fedgist.experiments.workers import Job
+
+app = typer.Typer()
+
+OUT = Path("runs") / "reproduce"
+PUBLISHED = Path("docs") / "results"
+SCALES = ("full", "small")
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str | None, typer.Argument(help="A table or figure, as in repshare/table1.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show all presets; with a preset, its cells.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show what is known, and run nothing.")] = False,
+    page: Annotated[Path | None, flag("page", "Write the state of all presets as a Markdown page.", "FILE")] = None,
+    estimate: Annotated[
+        Path | None, flag("estimate", "Time a few steps of every cell of all presets, and write the figures.", "FILE")
+    ] = None,
+    only: Annotated[str, flag("only", "Only cells with these words in their names.", "WORDS")] = "",
+    scale: Annotated[
+        str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.")
+    ] = "full",
+    seeds: Annotated[str | None, flag("seeds", "Seeds 0 to N - 1, instead of the preset's number.", "N")] = None,
+    jobs: Annotated[str | None, flag("jobs", "Runs at a time; a core each without it, one on a GPU.", "N")] = None,
+    together: Annotated[
+        str | None, flag("together", "Seeds driven together in a job, which a GPU stacks; all of them there.", "N")
+    ] = None,
+    engine: Engine = None,
+    device: Device = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path, flag("out", "Folder of the runs.", "DIR")] = OUT,
+    results: Annotated[Path | None, flag("results", "Folder of the results; OUT/results without it.", "DIR")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a table or figure of a paper and show the paper's numbers beside ours; given again, it goes on."""
+    with speaking(debug):
+        from fedgist.experiments import estimates, presets, reproduction
+
+        if scale not in SCALES:
+            raise unknown("scale", scale, SCALES)
+        count = _number("seeds", seeds)
+        keep = results or out / "results"
+        known = [keep, PUBLISHED]
+        if page is not None:
+            from fedgist.experiments import reproduction_page
+
+            reproduction_page.write(page, PUBLISHED if results is None else results)
+            print(page)
+            return
+        clock = estimates.Estimates()
+        if estimate is not None:
+            clock.write_reference([cell.config for one in presets.available().values() for cell in one.cells], estimate)
+            print(estimate)
+            return
+        if preset is None:
+            _all(scale, known, clock, as_json)
+            return
+        whole = reproduction.find(preset, scale)
+        chosen = reproduction.choose(whole, only)
+        if list_ or show:
+            _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
+            return
+        note(_reduced(chosen), as_json or quiet)
+        how = _how(engine, device, data_dir)
+        gpu = str(how["device"]).startswith("cuda")
+        at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
+        seeds_a_job = _number("together", together) or (count or chosen.seeds if gpu else 1)
+        todo, finished = reproduction.jobs([chosen], count, out, how, seeds_a_job)
+        note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
+        wrong = _run(todo, at_once, finished, as_json or quiet)
+        found = reproduction.collect(chosen, count, out, reproduction.about(_command()))
+        path = reproduction.save(whole, found, keep) if found else None
+        _table(chosen, found, None, as_json, path)
+        if wrong:
+            raise FedgistError("; ".join(wrong))
+
+
+def _how(engine: str | None, device: str | None, data_dir: str | None) -> dict[str, Any]:
+    """Where and how runs are made; on a CPU one client after the other, for the cores have runs of their own."""
+    import torch
+
+    device = device if device and device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    usual = "sequential" if device == "cpu" else "auto"
+    return {"engine": engine or usual, "device": device, "data_dir": data_dir}
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise FedgistError(f"--{name} must be a whole number from 1, not {text!r}")
+    return int(text)
+
+
+def _command() -> str:
+    """As one would type it; the folder with the data is each machine's own."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    hidden = {i + 1 for i, word in enumerate(words) if word == "--data-dir"}
+    return shlex.join("DIR" if i in hidden else word for i, word in enumerate(words))
+
+
+def _reduced(preset: "Preset") -> str | None:
+    return f"reduced: {', '.join(preset.reduced)}" if preset.reduced else None
+
+
+def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estimates | None", at_once: int) -> str:
+    """What is about to happen, and how long it will take here."""
+    runs = sum(len(job.runs) for job in todo)
+    said = f"{preset.name}: {len(preset.cells)} cells, {runs} runs to make, {finished} finished"
+    if clock is None or not todo:
+        return said
+    costs = [clock.measure(config) for job in todo for config, _ in job.runs]
+    if None in costs:
+        return f"{said}; no estimate for some of them"
+    total = sum(cost for cost in costs if cost is not None)
+    wall = duration(total / min(at_once, len(todo)))
+    return f"{said}; about {wall} with {at_once} at a time (a few steps of each kind were timed, the others counted)"
+
+
+def _run(todo: "Sequence[Job]", at_once: int, finished: int, quiet: bool) -> list[str]:
+    """Makes the runs; returns what was wrong with some, each sentence once."""
+    from fedgist.experiments import workers
+
+    wrong: dict[str, None] = {}
+    total = finished + sum(len(job.runs) for job in todo)
+    done = finished
+
+    def told(job: "Job", problem: str | None) -> None:
+        nonlocal done
+        if problem is not None:
+            wrong[problem] = None
+            return
+        done += len(job.runs)
+        for config, folder in job.runs:
+            result = json.loads((folder / "result.json").read_text("utf-8"))
+            said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
+            note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
+
+    try:
+        workers.do_all(todo, at_once, told)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {done} of {total} runs are finished; go on with the same command") from None
+    return list(wrong)
+
+
+def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -> None:
+    """All presets: what they are, how they stand, and how long what is left would take."""
+    from fedgist.experiments import presets, reproduction
+
+    rows = []
+    for preset in presets.available(scale).values():
+        results = reproduction.load(preset, known)
+        verdict = reproduction.judge(preset, results)
+        left = {cell.run: cell for cell in preset.cells if cell.name not in results}
+        costs = [clock.get(cell.config) for cell in left.values()]
+        seconds = None if None in costs else preset.seeds * sum(cost for cost in costs if cost is not None)
+        rows.append((preset, verdict, seconds))
+    if as_json:
+        print(json.dumps([_about(*row) for row in rows]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
+    for preset, verdict, seconds in rows:
+        hours = "?" if seconds is None else f"{seconds / 3600:.1f}" if verdict.run < verdict.cells else ""
+        counts = (str(verdict.cells), str(verdict.run))
+        table.add_row(preset.name, preset.title, *counts, verdict.word, str(preset.seeds), hours)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print(f"hours of one core, {clock.how()}; divide by the cores at work. A GPU is another matter.")
+
+
+def _about(preset: "Preset", verdict: Any, seconds: float | None) -> dict[str, Any]:
+    return {
+        "preset": preset.name,
+        "title": preset.title,
+        "cells": verdict.cells,
+        "run": verdict.run,
+        "state": verdict.word,
+        "seconds_left": seconds,
+    }
+
+
+def _table(
+    preset: "Preset", results: "Results", clock: "Estimates | None", as_json: bool, path: Path | None = None
+) -> None:
+    """The paper's numbers beside ours, cell by cell."""
+    from fedgist.experiments import reproduction
+    from fedgist.experiments.reproduction_page import cell_row, claims_of
+
+    verdict = reproduction.judge(preset, results)
+    if as_json:
+        cells = {cell.name: _object(cell, results.get(cell.name)) for cell in preset.cells}
+        print(json.dumps({"preset": preset.name, "state": verdict.word, "cells": cells, "file": path and str(path)}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("cell", "paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    if clock is not None:
+        table.add_column("a run here", justify="right")
+    for cell in preset.cells:
+        seconds = None if clock is None else clock.get(cell.config)
+        estimate = [] if clock is None else ["?" if seconds is None else duration(seconds)]
+        table.add_row(*cell_row(cell, results.get(cell.name), size), *estimate)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    state = verdict.word if preset.scale == "full" else f"{verdict.word}, in the small"
+    print(f"{preset.name}, {preset.title}: {state}; {verdict.run} of {verdict.cells} cells run", end="")
+    print(f", {verdict.within} of {verdict.judged} within" if verdict.judged else "")
+    for line in claims_of(verdict):
+        print(line)
+    if preset.why and verdict.run:
+        print(preset.why)
+    if path is not None:
+        print(f"results: {path}")
+
+
+def _object(cell: Any, found: Any) -> dict[str, Any]:
+    from fedgist.experiments.reproduction import within
+
+    if found is None:
+        return {"paper": cell.paper, "ours": None}
+    more = {"bytes_up": found.bytes_up, "bytes_down": found.bytes_down, "seconds": found.seconds}
+    ours = {"ours": found.mean, "std": found.std, "within": within(cell, found), "seeds": list(found.numbers)}
+    return {"paper": cell.paper, **ours, **more}

@@ -1,0 +1,241 @@
+"""Presets: the tables and figures of the papers as data, one TOML file a paper.
+
+A preset is a table of cells: rows × columns, or several such parts. Every row and every column is a set of options, as
+`fedgist run --set` takes them; a cell has those of the file, the preset, the part, its column and its row, the later
+winning, as far as its method knows them. Cells with the same options share one run. Beside the options of a run:
+
+    take     which number of a run: last, best, best5 (the five best evaluations), numbers (sent up in a round),
+             milliseconds (of a round), efficiency (bytes up of the cell `against` until its best round, by ours)
+    of       of which column of the metrics; accuracy without it
+    until    only rounds up to this one are looked at; 0 is all
+    against  the cell that an efficiency is compared with
+
+`values` has the paper's numbers, row by row, `claims` what it concludes from them, as in "ours > FedAvg", `small` what
+is changed for a laptop (`only` leaves out cells), `why` what there is to say where our numbers differ. A folder of more
+such files may be named in the environment variable FEDGIST_PRESETS.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.config import options
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.experiments import config as configs
+from fedgist.experiments.config import RunConfig, method_options
+
+HERE = Path(__file__).parent
+TAKES = ("last", "best", "best5", "numbers", "milliseconds", "efficiency")
+JUDGED = {"take": "last", "of": "accuracy", "until": 0, "against": ""}
+"""What a cell's options may say beside those of its run, and what holds where they do not."""
+FILE_KEYS = ("paper", "elsewhere", "options", "small")
+PRESET_KEYS = ("title", "seeds", "tolerance", "claims", "why", "options", "small", "part", "rows", "columns", "values")
+HOW = ("data_dir", "engine", "device", "seed", "seeds", "checkpoint_every", "artifacts_every", "record")
+"""Options that say how or where a run is made, not which run it is."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: a run, what is taken of it, and what the paper has there."""
+
+    row: str
+    column: str
+    layer: dict[str, Any] = field(repr=False)
+    """The flat configuration of its run."""
+    take: str
+    of: str
+    until: int
+    against: str
+    paper: float | None
+    spread: float | None
+    """What stands behind the paper's ±."""
+    tolerance: float | None
+    """By how much ours may differ and still be within; None where that is not judged."""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in (self.row, self.column) if part)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return configs.resolve(self.layer)
+
+    @cached_property
+    def run(self) -> str:
+        """The name of its run: the method and a hash of all that makes it this run."""
+        what = {key: value for key, value in chosen(self.config).items() if key not in HOW}
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        return f"{self.config.method}-{self.config.dataset}-{digest[:8]}"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A table or a figure."""
+
+    name: str
+    title: str
+    paper: str
+    seeds: int
+    cells: tuple[Cell, ...]
+    claims: tuple[tuple[str, str, str], ...]
+    """(row, > or <, row)."""
+    why: str
+    scale: str = "full"
+    reduced: tuple[str, ...] = ()
+    """What the scale changed, one phrase each."""
+
+
+def chosen(config: RunConfig) -> dict[str, Any]:
+    """What of a configuration is not as it is without saying so: an option that comes later changes no name."""
+    defaults = {**options(RunConfig), **options(config.options)}
+    return {key: value for key, value in configs.flat(config).items() if value != defaults[key].default}
+
+
+def available(scale: str = "full") -> dict[str, Preset]:
+    """All presets by name, those of the user's own folder last."""
+    own = os.environ.get("FEDGIST_PRESETS")
+    folders = [HERE, *([Path(own)] if own else [])]
+    if own and not Path(own).is_dir():
+        raise FedgistError(f"FEDGIST_PRESETS names {own}, which is no folder")
+    files = [path for folder in folders for path in sorted(folder.glob("*.toml"))]
+    return {preset.name: preset for path in files for preset in _read(path, scale)}
+
+
+def matches(cell: Cell, words: str) -> bool:
+    """Whether the words stand in the cell's name: MNIST is not in EMNIST, nor N=1 in N=10."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?![\w.])", cell.name) is not None if words else True
+
+
+def elsewhere() -> dict[str, dict[str, str]]:
+    """What of each paper is no preset, and where it is instead."""
+    return {
+        path.stem: tomllib.loads(path.read_text("utf-8")).get("elsewhere", {}) for path in sorted(HERE.glob("*.toml"))
+    }
+
+
+def _read(path: Path, scale: str) -> Iterator[Preset]:
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedgistError(f"{path} is not TOML: {error}") from error
+    for name, table in content.items():
+        if name not in FILE_KEYS:
+            yield _preset(f"{path.stem}/{name}", table, content, scale)
+
+
+def _preset(name: str, table: Mapping[str, Any], file: Mapping[str, Any], scale: str) -> Preset:
+    for key in table:
+        if key not in PRESET_KEYS:
+            raise unknown(f"key of preset {name}", key, PRESET_KEYS)
+    parts = table.get("part") or [{key: table[key] for key in ("rows", "columns", "values") if key in table}]
+    common = {**file.get("options", {}), **table.get("options", {})}
+    small = (
+        dict(table["small"])
+        if "small" in table and not table["small"]
+        else {**file.get("small", {}), **table.get("small", {})}
+    )
+    only = small.pop("only", "")
+    cells, reduced = [], {}
+    for part in parts:
+        for cell in _cells(name, part, common, table.get("tolerance")):
+            if scale == "small":
+                if not matches(cell, only):
+                    continue
+                cell, changes = _scaled(cell, small)
+                reduced.update(dict.fromkeys(changes))
+            cells.append(cell)
+    if scale == "small" and only:
+        reduced[f"only cells with {only} in their names"] = None
+    claims = tuple(_claim(name, text, cells) for text in table.get("claims", ()))
+    about = {"title": table["title"], "paper": file.get("paper", ""), "why": table.get("why", "")}
+    return Preset(
+        name,
+        seeds=table.get("seeds", 1),
+        cells=tuple(cells),
+        claims=claims,
+        scale=scale,
+        reduced=tuple(reduced),
+        **about,
+    )
+
+
+def _cells(name: str, part: Mapping[str, Any], common: Mapping[str, Any], tolerance: float | None) -> Iterator[Cell]:
+    rows, columns = part.get("rows") or {"": {}}, part.get("columns") or {"": {}}
+    values = part.get("values", {})
+    for row in values:
+        if row not in rows or len(values[row]) != len(columns):
+            raise FedgistError(f"preset {name}: values of {row!r} do not fit its {len(columns)} columns")
+    ground = {**common, **part.get("options", {})}
+    for row, of_row in rows.items():
+        for i, (column, of_column) in enumerate(columns.items()):
+            given = {**JUDGED, **ground, **of_column, **of_row}
+            # A column of its own kind of number (take, until) is about the column, whatever the row says.
+            given |= {key: of_column[key] for key in JUDGED if key in of_column}
+            judged = {key: given.pop(key) for key in JUDGED}
+            if judged["take"] not in TAKES:
+                raise unknown(f"take of preset {name}", judged["take"], TAKES)
+            paper, spread = _printed(values[row][i]) if row in values else (None, None)
+            allowed = None if tolerance is None or paper is None else max(tolerance, spread or 0.0)
+            if judged["take"] == "efficiency" and allowed is not None and paper is not None:
+                allowed = 0.1 * paper  # the paper prints two digits
+            layer = _known(name, given)
+            yield Cell(row, column, layer, **judged, paper=paper, spread=spread, tolerance=allowed)
+
+
+def _known(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the cell's method knows; one that no method knows is a mistake."""
+    from fedgist import methods
+
+    if "method" not in given:
+        raise FedgistError(f"preset {name}: a cell has no method")
+    own, run = method_options(given["method"]), options(RunConfig)
+    for key in given:
+        if key not in own and key not in run:
+            everywhere = {option for method in methods.available() for option in method_options(method)}
+            if key not in everywhere:
+                raise unknown(f"option in preset {name}", key, [*run, *everywhere])
+    return {key: value for key, value in given.items() if key in own or key in run}
+
+
+def _scaled(cell: Cell, small: Mapping[str, Any]) -> tuple[Cell, list[str]]:
+    """The cell in the small, and what that changed; a table in `small` is for the method of that name."""
+    method = cell.layer["method"]
+    known = {**method_options(method), **options(RunConfig)}
+    wanted = {key: value for key, value in small.items() if not isinstance(value, dict)} | small.get(method, {})
+    given = {key: value for key, value in wanted.items() if key in known}
+    judged = {key: value for key, value in wanted.items() if key in JUDGED}
+    scaled = dataclasses.replace(cell, layer={**cell.layer, **given}, tolerance=None, **judged)
+    before, after = configs.flat(cell.config), configs.flat(scaled.config)
+    shown = [f"{key} {_word(before[key])} → {_word(after[key])}" for key in given if before[key] != after[key]]
+    return scaled, shown
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _claim(name: str, text: str, cells: list[Cell]) -> tuple[str, str, str]:
+    for sign in (" > ", " < "):
+        left, found, right = text.partition(sign)
+        if found:
+            rows = {cell.row for cell in cells}
+            if cells and not {left, right} <= rows:
+                raise FedgistError(f"preset {name}: the claim {text!r} speaks of rows that there are not")
+            return left, sign.strip(), right
+    raise FedgistError(f"preset {name}: a claim is written ROW > ROW, not {text!r}")
+
+
+def _printed(value: Any) -> tuple[float | None, float | None]:
+    """What a paper prints: 70.06, "87.70±2.07", or nothing."""
+    if value == "":
+        return None, None
+    mean, _, spread = str(value).partition("±")
+    return float(mean), float(spread) if spread else None

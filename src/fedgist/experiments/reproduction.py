@@ -1,0 +1,250 @@
+"""The papers' tables run and judged: which runs a preset needs, what they gave, and whether the paper's numbers hold.
+
+Runs lie in OUT/METHOD-DATASET-HASH/seed-N, so that cells, and presets, that need the same run share it, and a finished
+one is never made again. What came out of a preset is one JSON file, with the command, the version, the machine and the
+seeds.
+"""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedgist
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.experiments import presets
+from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.experiments.presets import Cell, Preset
+from fedgist.experiments.workers import Job
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a cell gave."""
+
+    run: str
+    numbers: dict[str, list[float]]
+    """Seed -> the number, or the five best."""
+    bytes_up: float
+    bytes_down: float
+    seconds: float
+    """Means over seeds, of one run."""
+    about: dict[str, Any]
+    """Command, version, commit, machine."""
+
+    @property
+    def values(self) -> list[float]:
+        return [number for numbers in self.numbers.values() for number in numbers]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+SIZES = ("bytes_up", "bytes_down", "seconds")
+Results = dict[str, Found]
+"""By the name of the cell."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a preset stands."""
+
+    cells: int
+    run: int
+    judged: int
+    """Cells that ran, have a number in the paper and a tolerance."""
+    within: int
+    claims: dict[str, tuple[int, int]]
+    """Claim -> in how many columns it holds, of how many that ran."""
+
+    @property
+    def word(self) -> str:
+        if not self.run:
+            return "not run"
+        checks = [(self.within, self.judged), *self.claims.values()]
+        held, all_checks = (sum(check[i] for check in checks) for i in (0, 1))
+        if not all_checks:
+            return "run"
+        return "holds" if held == all_checks else "holds partly" if held else "does not hold"
+
+
+def find(name: str, scale: str = "full") -> Preset:
+    known = presets.available(scale)
+    if name not in known:
+        raise unknown("preset", name, known)
+    return known[name]
+
+
+def choose(preset: Preset, only: str) -> Preset:
+    """The preset with those of its cells whose names have these words; what they are compared with comes along."""
+    chosen = {cell.name for cell in preset.cells if presets.matches(cell, only)}
+    if not chosen:
+        raise FedgistError(
+            f"no cell of {preset.name} has {only!r} in its name: {'; '.join(c.name for c in preset.cells)}"
+        )
+    needed = chosen | {cell.against for cell in preset.cells if cell.name in chosen}
+    return dataclasses.replace(preset, cells=tuple(cell for cell in preset.cells if cell.name in needed))
+
+
+def seeds_of(preset: Preset, count: int | None) -> range:
+    return range(count or preset.seeds)
+
+
+def folder_of(cell: Cell, seed: int, out: Path) -> RunFolder:
+    return RunFolder(out / cell.run / f"seed-{seed}")
+
+
+def jobs(
+    chosen: Sequence[Preset], count: int | None, out: Path, how: Mapping[str, Any], together: int
+) -> tuple[list[Job], int]:
+    """The runs that are still to be made, up to `together` seeds in a job; and how many are finished already."""
+    todo: dict[str, tuple[Cell, list[int]]] = {}
+    finished = set()
+    for preset in chosen:
+        for cell in preset.cells:
+            for seed in seeds_of(preset, count):
+                if folder_of(cell, seed, out).finished:
+                    finished.add((cell.run, seed))
+                elif seed not in (seeds := todo.setdefault(cell.run, (cell, []))[1]):
+                    seeds.append(seed)
+    made = []
+    for cell, seeds in todo.values():
+        for first in range(0, len(seeds), together):
+            some = sorted(seeds)[first : first + together]
+            made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
+    return made, len(finished)
+
+
+def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:
+    often = max(1, cell.config.rounds // 20)  # the states of many large models are not written every round
+    changes = {"seed": seed, "seeds": 1, "artifacts_every": 0, "checkpoint_every": often, **how}
+    return dataclasses.replace(cell.config, **changes)
+
+
+def collect(preset: Preset, count: int | None, out: Path, about: Mapping[str, Any]) -> Results:
+    """What the finished runs of a preset gave."""
+    by_name = {cell.name: cell for cell in preset.cells}
+    found: Results = {}
+    for cell in preset.cells:
+        numbers, results, machine = {}, [], None
+        for seed in seeds_of(preset, count):
+            folder = folder_of(cell, seed, out)
+            rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
+            if not folder.finished or (rival is not None and not rival.finished):
+                continue
+            results.append(read_json(folder.result))
+            numbers[str(seed)] = taken(cell, folder.rows(), results[-1], rival.rows() if rival else None)
+            machine = read_json(folder.environment)
+        if numbers:
+            sizes = {key: statistics.fmean(result[key] for result in results) for key in SIZES}
+            found[cell.name] = Found(cell.run, numbers, about={**about, "machine": machine}, **sizes)
+    return found
+
+
+def taken(
+    cell: Cell, rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any], rival: Sequence[Mapping[str, Any]] | None
+) -> list[float]:
+    """The number of a run that a cell is about."""
+    if cell.take == "numbers":
+        return [result[cell.of] / 4 / result["rounds"]]
+    if cell.take == "milliseconds":  # the first rounds warm up
+        return [1000 * statistics.fmean(row["seconds"] for row in rows[5:] or rows)]
+    judged = [row for row in rows if cell.of in row and (not cell.until or row["round"] <= cell.until)]
+    if not judged:
+        raise FedgistError(f"the run of {cell.name} has no {cell.of} in its metrics")
+    if cell.take == "efficiency":
+        assert rival is not None
+        ours, theirs = (max(r, key=lambda row: row[cell.of]) for r in (judged, [r for r in rival if cell.of in r]))
+        return [theirs["bytes_up"] / ours["bytes_up"]]
+    shares = [100 * row[cell.of] for row in judged]
+    return {"last": shares[-1:], "best": [max(shares)], "best5": sorted(shares)[-5:]}[cell.take]
+
+
+def judge(preset: Preset, results: Results) -> Verdict:
+    """The cells within their tolerance, and the columns in which each claim holds."""
+    ran = [cell for cell in preset.cells if cell.name in results]
+    judged = [cell for cell in ran if within(cell, results[cell.name]) is not None]
+    claims = {}
+    for left, sign, right in preset.claims:
+        pairs = [(results[a.name].mean, results[b.name].mean) for a, b in _beside(preset, left, right, results)]
+        held = sum(a > b if sign == ">" else a < b for a, b in pairs)
+        claims[f"{left} {sign} {right}"] = held, len(pairs)
+    good = sum(bool(within(cell, results[cell.name])) for cell in judged)
+    return Verdict(len(preset.cells), len(ran), len(judged), good, claims)
+
+
+def _beside(preset: Preset, left: str, right: str, results: Results) -> list[tuple[Cell, Cell]]:
+    """The cells of two rows, column by column, where both ran."""
+    ran = {(cell.row, cell.column): cell for cell in preset.cells if cell.name in results}
+    columns = dict.fromkeys(cell.column for cell in preset.cells)
+    return [(ran[left, c], ran[right, c]) for c in columns if (left, c) in ran and (right, c) in ran]
+
+
+def within(cell: Cell, found: Found) -> bool | None:
+    """Whether ours is within the tolerance of the paper's; None where that is not judged."""
+    if cell.paper is None or cell.tolerance is None:
+        return None
+    return abs(found.mean - cell.paper) <= cell.tolerance
+
+
+# Results on disk
+
+
+def path_of(preset: Preset, folder: Path) -> Path:
+    small = "" if preset.scale == "full" else f".{preset.scale}"
+    return folder / f"{preset.name.replace('/', '-')}{small}.json"
+
+
+def load(preset: Preset, folders: Sequence[Path]) -> Results:
+    """What is known of a preset's cells, the earlier folder winning; results of other settings are left out."""
+    known: Results = {}
+    for folder in reversed(folders):
+        path = path_of(preset, folder)
+        if path.is_file():
+            cells = json.loads(path.read_text("utf-8"))["cells"]
+            known |= {cell.name: Found(**cells[cell.name]) for cell in preset.cells if cell.name in cells}
+    return {
+        cell.name: known[cell.name] for cell in preset.cells if cell.name in known and known[cell.name].run == cell.run
+    }
+
+
+def save(preset: Preset, results: Results, folder: Path) -> Path:
+    """Adds results to those that the file has."""
+    kept = load(preset, [folder]) | results
+    cells = {name: dataclasses.asdict(found) for name, found in kept.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"preset": preset.name, "title": preset.title, "paper": preset.paper, "reduced": preset.reduced}
+    write_json(path_of(preset, folder), {**about, "cells": cells})
+    return path_of(preset, folder)
+
+
+def about(command: str) -> dict[str, Any]:
+    """What a published number must name, beside its seeds and its machine."""
+    return {"command": command, "version": fedgist.__version__, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this code runs from, with a plus where something in it was changed."""
+    root = Path(fedgist.__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return said.stdout.strip() or None

@@ -1,0 +1,149 @@
+"""`fedgist reproduce`, as a user meets it: a toy preset listed, run, killed, gone on with, shown."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedgist.cli import app
+
+PRESET = """
+paper = "Nobody 2026"
+[options]
+dataset = "digits"
+clients = 2
+rounds = {rounds}
+model = "mlp:hidden=8"
+steps = 2
+lr = 0.1
+eval_every = 20
+[small]
+rounds = 1
+[table]
+title = "a toy"
+seeds = 2
+tolerance = 90.0
+claims = ["avg > alone"]
+why = "It is a toy."
+rows.avg = {{ method = "fedavg" }}
+rows.alone = {{ method = "independent" }}
+columns."a=0.1" = {{ alpha = 0.1 }}
+columns."a=1" = {{ alpha = 1.0 }}
+values.avg = ["50.0±1.0", 1000]
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDGIST_PRESETS", str(tmp_path))
+    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("toy.toml").write_text(PRESET.format(rounds=2))
+
+
+def call(*arguments, code=0):
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_preset_runs_and_the_paper_stands_beside_ours():
+    result = call("toy/table", "--jobs", "1", "--device", "cpu")
+    assert "toy/table: 4 cells, 8 runs to make, 0 finished; about 0:00 with 1 at a time" in result.stderr
+    assert "8/8 " in result.stderr
+    lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
+    assert "50.00 ± 1.00" in lines["avg, a=0.1"]
+    assert "yes" in lines["avg, a=0.1"]
+    assert "no" in lines["avg, a=1"].split("│")[5]
+    assert "holds partly; 4 of 4 cells run, 1 of 2 within" in result.stdout
+    assert "It is a toy." in result.stdout
+    kept = json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"]["avg, a=1"]
+    assert kept["numbers"].keys() == {"0", "1"}
+    assert {"command", "version", "commit", "machine"} == kept["about"].keys()
+    again = call("toy/table", "--jobs", "1", "--device", "cpu", "--only", "a=1")
+    assert "0 runs to make, 4 finished" in again.stderr
+    assert json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"].keys() >= {"avg, a=0.1"}
+    shown = json.loads(call("toy/table", "--show", "--json").stdout)
+    assert shown["state"] == "holds partly"
+    assert shown["cells"]["avg, a=0.1"]["within"] is True
+
+
+def test_the_small_says_what_was_reduced_and_seeds_can_be_fewer():
+    result = call("toy/table", "--scale", "small", "--seeds", "1", "--jobs", "1", "--device", "cpu", "--together", "1")
+    assert result.stderr.splitlines()[0] == "reduced: rounds 2 → 1"
+    assert "4 runs to make" in result.stderr
+    assert "in the small; 4 of 4 cells run" in result.stdout
+    assert "toy-table.small.json" in result.stdout
+
+
+def test_the_list_shows_all_presets_with_estimates():
+    start = time.monotonic()
+    rows = {row["preset"]: row for row in json.loads(call("--list", "--json").stdout)}
+    assert time.monotonic() - start < 60  # about 3 seconds where nothing else runs
+    assert rows["toy/table"]["state"] == "not run"
+    assert rows["toy/table"]["seconds_left"] is None  # nobody has timed it yet
+    assert rows["repshare/table1"]["cells"] == 48
+    assert rows["repshare/figure3"]["seconds_left"] > 60
+    assert "feddm/table1" in call("--list").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["toy/tabel"], "unknown preset 'toy/tabel'; did you mean 'toy/table'?"),
+        (["toy/table", "--only", "b"], "no cell of toy/table has 'b' in its name"),
+        (["toy/table", "--scale", "tiny"], "unknown scale 'tiny'"),
+        (["toy/table", "--seeds", "0"], "--seeds must be a whole number from 1, not '0'"),
+    ],
+)
+def test_mistakes(arguments, line):
+    assert call(*arguments, code=2).stderr.startswith(f"fedgist: {line}")
+
+
+def test_missing_data_is_said_once_and_the_rest_is_run(monkeypatch):
+    monkeypatch.delenv("FEDGIST_DATA", raising=False)
+    text = Path("toy.toml").read_text().replace("{ alpha = 1.0 }", '{ alpha = 1.0, dataset = "mnist" }')
+    Path("toy.toml").write_text(text)
+    result = call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet", code=2)
+    assert result.stderr.count("data set 'mnist' needs") == 1
+    assert "2 of 4 cells run" in result.stdout
+
+
+def finished():
+    return {path: path.stat().st_mtime_ns for path in Path("runs").glob("reproduce/*/seed-*/result.json")}
+
+
+def wait(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "it ended before its time"
+        assert time.monotonic() < deadline, "it does not get on"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_killed_it_goes_on_without_repeating_what_is_finished():
+    Path("toy.toml").write_text(PRESET.format(rounds=40).replace("seeds = 2", "seeds = 1"))
+    arguments = ["toy/table", "--device", "cpu", "--json"]
+    command = [sys.executable, "-m", "fedgist", "reproduce", *arguments, "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    wait(finished, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = finished()
+    assert 1 <= len(before) < 4
+    time.sleep(1)
+    assert finished() == before, "the workers outlived the command"
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = finished()
+    assert len(after) == 4
+    assert {path: after[path] for path in before} == before
+    whole = call(*arguments, "--jobs", "1", "--out", "whole")
+    cells, others = (json.loads(run.stdout)["cells"] for run in (done, whole))
+    assert {name: cell["ours"] for name, cell in cells.items()} == {name: cell["ours"] for name, cell in others.items()}

@@ -1,0 +1,226 @@
+"""Presets and what is made of them: which runs they need, what is taken of a run, when a number or a claim holds."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.work import scan
+from fedgist.experiments import estimates, presets, reproduction, reproduction_page
+from fedgist.experiments.presets import Cell
+from fedgist.experiments.reproduction import Found
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, presets.Preset]:
+    return presets.available()
+
+
+def test_every_paper_has_its_tables_and_every_cell_is_a_run(known: dict[str, presets.Preset]) -> None:
+    tables = {
+        "repshare": {"table1", "figure3", "figure4"},
+        "fedgen": {"table1", "table2", "table3", "table4", "figure5", "figure7"},
+        "feddm": {"table1", "table2", "table4", "figure2", "figure3", "real", "ipc"},
+        "codream": {"table1", "table2", "figure2", "figure3", "figure4"},
+        "tofu": {"table1", "table2", "table3"},
+    }
+    for paper, wanted in tables.items():
+        assert wanted <= {name.split("/")[1] for name in known if name.startswith(f"{paper}/")}
+    for preset in known.values():
+        names = [cell.name for cell in preset.cells]
+        assert len(set(names)) == len(names), preset.name
+        for cell in preset.cells:
+            assert cell.config.rounds > 0  # resolves: every option exists and is in its range
+            assert not cell.against or cell.against in names
+
+
+def test_numbers_are_the_papers(known: dict[str, presets.Preset]) -> None:
+    def printed(preset: str, cell: str) -> tuple[float | None, float | None]:
+        (found,) = (c for c in known[preset].cells if c.name == cell)
+        return found.paper, found.spread
+
+    assert printed("repshare/table1", "ours, MNIST N=10") == (82.07, None)
+    assert printed("repshare/table1", "FL, common start, MNIST N=10") == (None, None)
+    assert printed("fedgen/table1", "FedGen, EMNIST a=0.1") == (72.15, 0.21)
+    assert printed("feddm/table1", "SCAFFOLD, CIFAR-10 a=0.01") == (32.42, 1.13)
+    assert printed("codream/table2", "FedAvg, 400 exchanges, MNIST") == (18.26, None)
+    assert printed("tofu/table2", "N=96, efficiency + 3") == (3.5, None)
+
+
+def test_cells_share_runs(known: dict[str, presets.Preset]) -> None:
+    by_name = {cell.name: cell for cell in known["fedgen/table1"].cells}
+    assert by_name["FedAvg, MNIST a=1"].run == by_name["FedEnsemble, MNIST a=1"].run
+    assert by_name["FedAvg, MNIST a=1"].of != by_name["FedEnsemble, MNIST a=1"].of
+    assert by_name["FedEnsemble, MNIST a=1"].run != by_name["FedEnsemble, MNIST a=0.1"].run
+    synthetic, full = (c for c in known["tofu/table2"].cells if c.row == "N=64" and c.take == "best")
+    assert synthetic.run == full.run
+    assert (synthetic.until, full.until) == (130, 0)
+    elsewhere = dataclasses.replace(synthetic, layer={**synthetic.layer, "device": "cuda", "engine": "stacked"})
+    assert elsewhere.run == synthetic.run  # where a run is made does not make it another
+
+
+def test_the_small_says_what_it_reduced() -> None:
+    small = presets.available("small")
+    assert "rounds 100 → 10" in small["repshare/table1"].reduced
+    assert all("MNIST" in cell.column and cell.tolerance is None for cell in small["repshare/table1"].cells)
+    names = [cell.name for cell in small["fedgen/table1"].cells]
+    assert not any("EMNIST" in name for name in names)
+    for preset in small.values():
+        assert {cell.config.dataset for cell in preset.cells} <= {"mnist5k"}, preset.name
+    scaffold = next(cell for cell in small["feddm/table1"].cells if cell.row == "SCAFFOLD")
+    assert scaffold.config.options.server_lr == 1.0  # what is FedDM's own stays FedDM's
+
+
+def toy(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, presets.Preset]:
+    (folder / "toy.toml").write_text(text)
+    monkeypatch.setenv("FEDGIST_PRESETS", str(folder))
+    return presets.available()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[t]\ntitle = ""\nrows.a = { method = "fedavg", lrr = 1 }', "unknown option in preset toy/t 'lrr'"),
+        ('[t]\ntitle = ""\nrows.a = { method = "fedavg", take = "worst" }', "unknown take of preset toy/t 'worst'"),
+        ('[t]\ntitle = ""\ntolerence = 1', "unknown key of preset toy/t 'tolerence'; did you mean 'tolerance'?"),
+        ('[t]\ntitle = ""\nrows.a = { lr = 1 }', "preset toy/t: a cell has no method"),
+        ('[t]\ntitle = ""\nrows.a = { method = "fedavg" }\nvalues.a = [1, 2]', "do not fit its 1 columns"),
+        ('[t]\ntitle = ""\nclaims = ["a > b"]\nrows.a = { method = "fedavg" }', "speaks of rows that there are not"),
+        ('[t]\ntitle = ""\nclaims = ["a"]\nrows.a = { method = "fedavg" }', "a claim is written ROW > ROW, not 'a'"),
+        ("[t", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_preset_is_one_sentence(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FedgistError) as wrong:
+        toy(tmp_path, text, monkeypatch)
+    assert said in str(wrong.value)
+
+
+def cell(row: str = "a", column: str = "", **judged: object) -> Cell:
+    usual = {
+        "take": "last",
+        "of": "accuracy",
+        "until": 0,
+        "against": "",
+        "paper": None,
+        "spread": None,
+        "tolerance": None,
+    }
+    return Cell(row, column, {"method": "fedavg", "dataset": "digits"}, **{**usual, **judged})  # type: ignore[arg-type]
+
+
+def test_words_in_names_are_whole() -> None:
+    assert presets.matches(cell("FL", "MNIST N=1"), "MNIST")
+    assert presets.matches(cell("FL", "MNIST N=1"), "FL, MNIST")
+    assert not presets.matches(cell("FL", "EMNIST N=1"), "MNIST")
+    assert not presets.matches(cell("FL", "MNIST N=10"), "N=1")
+    assert not presets.matches(cell("FL", "a=0.15"), "a=0")
+    assert presets.matches(cell("FL", "anything"), "")
+
+
+def test_what_is_taken_of_a_run() -> None:
+    accuracies = [0.1, 0.5, 0.3, 0.2, 0.4, 0.45, 0.35]
+    rows = [
+        {"round": i, "accuracy": a, "other": 1 - a, "seconds": 0.01 * i, "bytes_up": 100 * i}
+        for i, a in enumerate(accuracies, start=1)
+    ]
+    result = {"paper_up": 4 * 7 * 1000, "rounds": 7}
+
+    def take(**judged: object) -> list[float]:
+        return pytest.approx(reproduction.taken(cell(**judged), rows, result, None))
+
+    assert take() == [35.0]
+    assert take(until=3) == [30.0]
+    assert take(take="best") == [50.0]
+    assert take(take="best", of="other") == [90.0]
+    assert take(take="best5") == [30.0, 35.0, 40.0, 45.0, 50.0]
+    assert take(take="numbers", of="paper_up") == [1000.0]
+    assert take(take="milliseconds") == [65.0]  # the mean of rounds 6 and 7: the first five warm up
+    rival = [{"round": 1, "accuracy": 0.2, "bytes_up": 600}, {"round": 2, "accuracy": 0.3, "bytes_up": 1200}]
+    efficiency = cell(take="efficiency", against="b")
+    # The rival's best round has cost 1,200 bytes, ours (round 2) 200.
+    assert reproduction.taken(efficiency, rows, result, rival) == [6.0]
+    with pytest.raises(FedgistError, match="has no nothing in its metrics"):
+        take(of="nothing")
+
+
+def found(*values: float, run: str = "r") -> Found:
+    return Found(run, {str(i): [v] for i, v in enumerate(values)}, 1.0, 2.0, 3.0, {"command": "c", "machine": None})
+
+
+def test_within_and_claims() -> None:
+    cells = (
+        cell("a", "x", paper=80.0, tolerance=2.0),
+        cell("b", "x", paper=70.0, tolerance=2.0),
+        cell("a", "y"),
+        cell("b", "y"),
+        cell("b", "z"),
+    )
+    preset = presets.Preset("p/t", "t", "p", 1, cells, (("a", ">", "b"),), "")
+    assert reproduction.judge(preset, {}).word == "not run"
+    results = {"a, x": found(79.0, 83.0), "b, x": found(72.5)}  # means 81 and 72.5
+    verdict = reproduction.judge(preset, results)
+    assert (verdict.run, verdict.judged, verdict.within) == (2, 2, 1)
+    assert verdict.claims == {"a > b": (1, 1)}
+    assert verdict.word == "holds partly"
+    assert reproduction.judge(preset, {**results, "b, x": found(72.0)}).word == "holds"  # 2.0 is within 2.0
+    assert reproduction.judge(preset, {"a, y": found(1.0), "b, y": found(2.0)}).word == "does not hold"
+    assert reproduction.judge(preset, {"b, z": found(1.0)}).word == "run"
+    assert results["a, x"].std == pytest.approx(8**0.5)
+
+
+def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: Path) -> None:
+    cells = (cell("a", "x"), cell("b", "x"))
+    preset = presets.Preset("p/t", "t", "p", 1, cells, (), "")
+    path = reproduction.save(preset, {"a, x": found(1.0, run=cells[0].run)}, tmp_path)
+    reproduction.save(preset, {"b, x": found(2.0, run=cells[1].run)}, tmp_path)
+    assert reproduction.load(preset, [tmp_path]).keys() == {"a, x", "b, x"}
+    assert json.loads(path.read_text())["cells"]["a, x"]["about"]["command"] == "c"
+    changed = dataclasses.replace(preset, cells=(cells[0], dataclasses.replace(cells[1], layer={"method": "fedprox"})))
+    assert reproduction.load(changed, [tmp_path]).keys() == {"a, x"}
+
+
+def test_the_page_is_that_of_the_result_files() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    assert page == reproduction_page.page(ROOT / "docs" / "results"), (
+        "docs/reproduction.md is out of date: fedgist reproduce --page docs/reproduction.md"
+    )
+
+
+def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    clock, done = [0.0], []
+    monkeypatch.setattr(estimates.time, "process_time", lambda: clock[0])
+
+    def step(carry: object, x: object) -> object:
+        done.append(x)
+        clock[0] += 5.0 if len(done) == 1 else 0.01  # the first warms up
+        return carry
+
+    async def role() -> object:
+        carry = await scan(step, torch.zeros(3), torch.arange(1000))
+        return await scan(step, carry, torch.arange(500))
+
+    counting = estimates.Counting()
+    counting.drive([role()])
+    assert len(done) == 1 + estimates.TIMED
+    assert counting.seconds == pytest.approx(1500 * 0.01)
+
+
+def test_estimates_grow_with_rounds_and_exchanges() -> None:
+    small = presets.available("small")
+    config = next(c for c in small["codream/figure3"].cells if c.name == "together, MNIST K=2").config
+    from fedgist.experiments.config import flat, resolve
+
+    base = {**flat(config), "model": "mlp:hidden=8:norm=batch", "dreams": 8, "distil_steps": 5, "warm_up": 1}
+    one, many = (estimates.estimate(resolve(base, {"exchanges": n})) for n in (20, 2000))
+    assert one is not None and many is not None
+    assert many > 20 * one
+    assert estimates.estimate(resolve({"method": "fedavg", "dataset": "celeba"})) is None
