@@ -1,0 +1,142 @@
+"""Flower (1.41): carries envelopes between a ServerApp, which drives a run, and the ClientApps of the sites.
+
+Flower starts a process at a site for every message: what a site keeps lies in files, in its host's folder, and an
+exchange costs seconds, whatever is in it. Nodes have numbers; which site a node is, it says itself when it is asked.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedgist.core.errors import FedgistError
+from fedgist.engines.envelope import Refusal, seal
+from fedgist.engines.host import SiteHost
+from fedgist.engines.remote import Lost
+
+log = logging.getLogger("fedgist")
+
+RECORD, NAME, ENVELOPE = "fedgist", "site", "envelope"
+WHO, ANSWER = "who", "answer"
+"""What a ClientApp is asked, as Flower's message types `query.who` and `query.answer`."""
+
+LONGEST_REASON = 200
+
+
+def client_app(name: Callable[[Context], str], make_host: Callable[[Context], SiteHost]) -> ClientApp:
+    """What Flower runs at a site: `name` says which site this node is, `make_host` makes what answers there."""
+    app = ClientApp()
+
+    @app.query(WHO)
+    def who(message: Message, context: Context) -> Message:
+        return Message(_content(NAME, name(context)), reply_to=message)
+
+    @app.query(ANSWER)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            answered = make_host(context).handle(_envelope_in(message.content))
+        except Exception as error:  # its words may be about the site's data, and Flower would tell the server
+            log.error(f"site {name(context)} cannot answer: {error}")
+            answered = seal(Refusal(False, "it cannot begin; the log of the site says why"))
+        return Message(_content(ENVELOPE, answered), reply_to=message)
+
+    return app
+
+
+class FlowerTransport:
+    """The ServerApp's end."""
+
+    def __init__(self, grid: Grid, poll: float = 0.5):
+        self.grid, self.poll = grid, poll
+        self.nodes: dict[str, int] = {}
+        """The node of each site that has been found."""
+
+    def find(self, sites: Iterable[str], wait: float) -> set[str]:
+        """Ask nodes who they are until all sites are found, or for so many seconds; returns those that are missing."""
+        missing, asked = set(sites), set[int]()
+        until = time.monotonic() + wait
+        while missing and (left := until - time.monotonic()) > 0:
+            fresh = [node for node in self.grid.get_node_ids() if node not in asked]
+            asked.update(fresh)
+            for node, reply in self._gather(WHO, dict.fromkeys(fresh, _content(NAME, "")), left, len(fresh)).items():
+                site = "" if isinstance(reply, Lost) else _name_in(reply)
+                if site in self.nodes:
+                    raise FedgistError(f"two nodes say that they are {site}: give each a site-name of its own")
+                if site in missing:
+                    self.nodes[site] = node
+                    missing.remove(site)
+                else:
+                    log.warning(f"node {node} is not asked: {_stranger(reply)}")
+            if missing:
+                time.sleep(self.poll)
+        return missing
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        found: dict[str, bytes | Lost] = {site: Lost("is not connected") for site in requests if site not in self.nodes}
+        sites = {self.nodes[site]: site for site in requests if site in self.nodes}
+        messages = {node: _content(ENVELOPE, requests[site]) for node, site in sites.items()}
+        for node, reply in self._gather(ANSWER, messages, timeout, enough).items():
+            found[sites[node]] = reply if isinstance(reply, Lost) else _envelope_in(reply)
+        return found
+
+    def _gather(
+        self, action: str, messages: Mapping[int, RecordDict], timeout: float, enough: int
+    ) -> dict[int, RecordDict | Lost]:
+        """Send each node its message and wait until enough have answered; who was not waited for is left out."""
+        if not messages:
+            return {}
+        until = time.monotonic() + timeout
+        sent = self.grid.push_messages(
+            [Message(content, node, f"query.{action}", ttl=timeout) for node, content in messages.items()]
+        )
+        pending = {id: node for id, node in zip(sent, messages, strict=True) if id}
+        came: dict[int, RecordDict | Lost] = dict.fromkeys(
+            set(messages) - set(pending.values()), Lost("is not connected any more")
+        )
+        answered = 0
+        while pending and answered < enough and time.monotonic() < until:
+            for reply in self.grid.pull_messages(list(pending)):
+                node = pending.pop(reply.metadata.reply_to_message_id)
+                came[node] = Lost(_reason(reply.error)) if reply.has_error() else reply.content
+                answered += not reply.has_error()
+            if pending and answered < enough:
+                time.sleep(self.poll)
+        if answered < enough:
+            came |= dict.fromkeys(pending.values(), Lost(f"did not answer within {timeout:g} s"))
+        return came
+
+
+def _content(key: str, value: str | bytes) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord({key: value})})
+
+
+def _value(content: RecordDict, key: str) -> object:
+    records = content.config_records
+    return records[RECORD].get(key) if RECORD in records else None
+
+
+def _envelope_in(content: RecordDict) -> bytes:
+    """The envelope; an empty one, which nobody takes for one, where there is none."""
+    data = _value(content, ENVELOPE)
+    return data if isinstance(data, bytes) else b""
+
+
+def _name_in(content: RecordDict) -> str:
+    name = _value(content, NAME)
+    return name if isinstance(name, str) else ""
+
+
+def _stranger(reply: RecordDict | Lost) -> str:
+    if isinstance(reply, Lost):
+        return f"it {reply.why}"
+    name = _name_in(reply)
+    return f"{name[:60]!r} is not among the sites of this run" if name else "its node config has no site-name"
+
+
+def _reason(error: Error) -> str:
+    """What Flower says about a message that nobody answered, in one line."""
+    said = " ".join((error.reason or "").split())[:LONGEST_REASON]
+    return f"did not answer (Flower's error {error.code}{': ' if said else ''}{said})"

@@ -1,0 +1,113 @@
+"""The Flower app of a run: a folder with one file, which names what both ends have installed, and the run's options."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedgist.core.config import build, option, options
+from fedgist.core.errors import FedgistError
+from fedgist.experiments import config as configs
+from fedgist.experiments.config import RunConfig
+from fedgist.experiments.progress import duration
+from fedgist.federation.kits import NAME
+from fedgist.federation.runs import SIMULATED
+
+SECONDS = 15.0
+"""What an exchange costs on Flower, about: it starts a process at each site, which imports torch."""
+MANY = 10
+"""Exchanges a round from which on another engine is better."""
+
+OF_THE_SITES = ("clients", "partition", "alpha", "min_size", "ratio", "shards_per_client", "partition_seed")
+NOT_HERE = {*SIMULATED, *OF_THE_SITES, "architectures", "seeds"}
+"""Options of a run that the sites decide, or that only clients on one machine have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
+    """What the app's configuration says; each may be changed for one run with `flwr run --run-config`."""
+
+    sites: tuple[str, ...] = option((), "The sites that take part, by the site-name of their nodes.")
+    out: str = option("", "The run's folder, on the machine of the ServerApp.")
+    resume: bool = option(False, "Go on with the run in that folder from its last checkpoint.")
+    timeout: float = option(600.0, "Seconds until a silent site is given up for this run.", above=0)
+    enough: float = option(1.0, "The share of the asked sites whose answers suffice.", above=0, high=1)
+    min_sites: int = option(1, "Fewest sites to go on with.", low=1)
+    wait: float = option(120.0, "Seconds to wait for sites that are not there yet.", above=0)
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The options of the run and of the method, flat."""
+
+    @classmethod
+    def read(cls, known: Mapping[str, Any]) -> "App":
+        """From Flower's flat configuration, in which the options of the run begin with `run.`."""
+        own = {name: value for name, value in known.items() if not name.startswith("run.")}
+        run = {name.removeprefix("run."): value for name, value in known.items() if name.startswith("run.")}
+        return dataclasses.replace(build(cls, own), run=run)
+
+    def __post_init__(self) -> None:
+        for site in self.sites:
+            if not NAME.fullmatch(site):
+                raise FedgistError(f"a site's name has small letters, digits, dashes, as in hospital-a, not {site!r}")
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
+
+
+def write(folder: Path, app: App) -> None:
+    """The app as `flwr run` wants it, every option under its sentence."""
+    if folder.exists():
+        raise FedgistError(f"{folder} exists already; name a new folder")
+    config = configs.resolve(app.run, {"clients": len(app.sites)})
+    chosen = {name: value for name, value in configs.flat(config).items() if name not in NOT_HERE}
+    helps = {**options(RunConfig), **options(config.options)}
+    folder.mkdir(parents=True)  # only now, when all that the user may have got wrong has been read
+    (folder / "pyproject.toml").write_text(
+        f"""# A run of fedgist on Flower. Start it with: flwr run {folder.name} SUPERLINK --stream
+
+[project]
+name = "fedgist-{config.method.replace("+", "-plus")}"
+version = "1.0.0"
+description = "A run of fedgist, which all sites have installed"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedgist"
+
+[tool.flwr.app.components]
+serverapp = "fedgist.federation.flower:server_app"
+clientapp = "fedgist.federation.flower:client_app"
+
+[tool.flwr.app.config]
+
+{_lines({name: getattr(app, name) for name in options(App)}, options(App))}
+[tool.flwr.app.config.run]
+
+{_lines(chosen, helps)}""",
+        encoding="utf-8",
+    )
+
+
+def expectation(config: RunConfig) -> str:
+    """How long the exchanges of a run take on Flower, with a warning where that is what the run will mostly do."""
+    each = int(getattr(config.options, "exchanges", 1))  # methods that make more than one or two have this option
+    total = duration(SECONDS * each * config.rounds)
+    said = (
+        f"about {each:,} exchange{'s' * (each > 1)} a round: Flower needs about {SECONDS:g} s for each, {total} in all"
+    )
+    if each < MANY:
+        return said
+    return f"warning: {config.method} makes {said}; NVFlare, which takes a fraction of a second, suits it better"
+
+
+def _lines(values: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    return "\n".join(f"# {known[name].help}\n{name} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _toml(value: Any) -> str:
+    """Flower's configurations hold no lists and no nothing; fedgist reads both from text."""
+    if value is None:
+        return '"none"'
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
