@@ -1,0 +1,138 @@
+"""The commands for federations, as far as they go without starting one: kits, and what is said about mistakes."""
+
+import json
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
+
+from fedgist.cli import app
+
+
+def fedgist(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation of two sites, whose server nobody has started."""
+    path = tmp_path_factory.mktemp("federation") / "fed"
+    made = fedgist("federation", "new", path, "--server", "localhost", "--sites", "south,north", "--port", 8099)
+    assert made.exit_code == 0, made.output
+    return path
+
+
+def test_each_site_gets_a_kit_with_its_own_key(federation: Path) -> None:
+    keys = [(federation / "sites" / site / "startup" / "client.key").read_bytes() for site in ("north", "south")]
+    assert keys[0] != keys[1]
+    assert tomllib.loads((federation / "federation.toml").read_text()) == {
+        "server": "localhost",
+        "port": 8099,
+        "sites": ["north", "south"],
+    }
+    assert stat.S_IMODE((federation / "authority").stat().st_mode) == 0o700
+    said = (federation / "README.md").read_text()
+    assert "fedgist site start north --data FOLDER" in said
+    assert "fedgist federation start fed" in said
+
+
+def test_a_kit_lets_nobody_bring_code_or_read_logs(federation: Path) -> None:
+    local = federation / "sites" / "north" / "local"
+    resources, rights = (json.loads((local / f"{name}.json").read_text()) for name in ("resources", "authorization"))
+    assert resources["class_allow_list"] == [
+        "fedgist.federation.site.ProvisionedSite",
+        "nvflare.collab.runtime.executor.CollabExecutor",
+    ]
+    assert resources["class_list_enforcement_mode"] == "enforce" and not resources["allow_log_streaming"]
+    assert "site_log_streamer" not in [part["id"] for part in resources["components"]]
+    assert list(rights["permissions"]) == ["project_admin"]
+    assert rights["permissions"]["project_admin"]["byoc"] == "none"
+    assert rights["permissions"]["project_admin"]["shell_commands"] == "none"
+
+
+def test_the_policy_in_a_kit_allows_everything_and_explains_itself(federation: Path) -> None:
+    from fedgist.engines import policy
+
+    path = federation / "sites" / "north" / "policy.toml"
+    assert policy.load(path) == policy.Policy()
+    assert path.read_text().count("\n# ") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--server", "localhost", "--sites", "a,a"], "name each site once"),
+        (["--server", "localhost", "--sites", ","], "name each site once"),
+        (["--server", "localhost", "--sites", "Hospital A"], "small letters, digits and dashes"),
+        (["--server", "local host", "--sites", "a"], "host name"),
+        (["--server", "a", "--sites", "a,b"], "cannot have the same name"),
+    ],
+)
+def test_mistakes_in_a_new_federation(arguments: list[str], why: str, tmp_path: Path) -> None:
+    done = fedgist("federation", "new", tmp_path / "fed", *arguments)
+    assert done.exit_code == 2 and why in done.stderr
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_federation_is_not_overwritten(federation: Path) -> None:
+    done = fedgist("federation", "new", federation, "--server", "localhost", "--sites", "a")
+    assert done.exit_code == 2 and "exists already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["fedavg"], "--federation DIR"),
+        (["fedavg", "--federation", "nowhere"], "there is no federation in"),
+        (["--federation", "FED"], "which method?"),
+        (["fedavgg", "--federation", "FED"], "did you mean 'fedavg'"),
+        (["centralized", "--federation", "FED"], "wants all data at one site"),
+        (["fedavg", "--federation", "FED", "--set", "offline=0.5"], "offline is for clients that are simulated"),
+        (["repshare", "--federation", "FED", "--set", "topology=ring"], "topology is for clients"),
+        (["fedavg", "--federation", "FED", "--set", "seeds=2"], "one run at a time"),
+        (["fedavg", "--federation", "FED", "--timeout", "0"], "--timeout must be above 0"),
+        (["fedavg", "--federation", "FED", "--enough", "2"], "--enough must be above 0 and at most 1"),
+    ],
+)
+def test_mistakes_in_a_run(arguments: list[str], why: str, federation: Path) -> None:
+    """Found before anybody is asked for anything."""
+    done = fedgist("federation", "run", *[str(federation) if word == "FED" else word for word in arguments])
+    assert done.exit_code == 2 and why in done.stderr, done.output
+
+
+def test_mistakes_at_a_site(federation: Path, tmp_path: Path) -> None:
+    kit = federation / "sites" / "north"
+    assert fedgist("data", "export", "digits", tmp_path / "data").exit_code == 0
+    data = tmp_path / "data" / "digits"
+    (tmp_path / "empty").mkdir()
+    cases = [
+        ([tmp_path, "--data", data], "is not the kit of a site"),
+        ([kit, "--data", tmp_path / "empty"], "holds no data set with both a train and a test split"),
+        ([kit, "--data", data, "--model", "mlp:hidden"], "name:key=value"),
+        ([kit, "--data", data, "--engine", "quick"], "unknown engine 'quick'"),
+    ]
+    for arguments, why in cases:
+        done = fedgist("site", "start", *arguments)
+        assert done.exit_code == 2 and why in done.stderr, done.output
+    rules = (kit / "policy.toml").read_text()
+    (kit / "policy.toml").write_text("methods = 7\n")
+    done = fedgist("site", "start", kit, "--data", data)
+    (kit / "policy.toml").write_text(rules)
+    assert done.exit_code == 2 and "methods must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["new", "x", "--server", "h", "--sites", "a"], ["run", "fedavg", "--federation", "."]]
+)
+def test_without_nvflare(command: list[str], tmp_path: Path) -> None:
+    """One line on what to install."""
+    program = f"import sys; sys.modules['nvflare'] = None; from fedgist.cli import app; app(['federation', *{command}])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "fedgist: a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'\n"
