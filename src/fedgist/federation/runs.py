@@ -84,5 +84,6 @@ def _architectures(
         log.warning(f"site {id} does not take part: {why}")
     if len(sites) - len(absent) < patience.sites:
         raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
-    chosen = [str(found[id]) if id not in absent and found[id] else config.model for id in sites]
+    announced = {id: answer for id, answer in found.items() if isinstance(answer, str)}
+    chosen = [announced.get(id) or config.model for id in sorted(sites)]  # dealt out in the order of the names
     return {"architectures": tuple(chosen)}
