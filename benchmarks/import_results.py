@@ -9,7 +9,9 @@ named at the end.
 import argparse
 import dataclasses
 import json
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,18 @@ def key(config: RunConfig) -> str:
 def read(name: str) -> dict[str, Any]:
     path = RESULTS / name
     return json.loads(path.read_text()) if path.is_file() else {}
+
+
+@cache
+def commit(file: str) -> str | None:
+    """The commit that brought the result file as it is."""
+    names = {"tofu": "tofu_tables.json", "tuned": "feddm_tables.json"}
+    path = RESULTS / names.get(file, file)
+    path = path if path.is_file() else RESULTS / "tofu_small.json"
+    said = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--", path.name], cwd=RESULTS, capture_output=True, text=True
+    )
+    return said.stdout.strip() or None
 
 
 def repshare() -> Iterator[Old]:
@@ -156,6 +170,21 @@ def feddm() -> Iterator[Old]:
         yield Old(f"feddm_tables.json: {label}", config, rows, [{**s, **extra} for s in sizes], command, machine)
 
 
+def tuned() -> Iterator[Old]:
+    """FedAvg's grid, on the same held-out tenth."""
+    kept = read("feddm_tables.json").get("tuned", {})
+    where = argparse.Namespace(data_dir=None, device="cpu", set=[])
+    for row in feddm_tables.rows():
+        grid = kept.get(feddm_tables.ground(row.settings), {}).get("grid", {}) if row.method == "fedavg" else {}
+        for cell in feddm_tables.GRID:
+            if (value := grid.get(feddm_tables.name_of(cell))) is not None:
+                config = resolve({**configs.flat(feddm_tables.configure(row, 0, where, **cell)), "validation": 0.1})
+                rows = {"0": [{"round": config.rounds, "accuracy": value / 100}]}
+                sizes = [{"bytes_up": 0, "bytes_down": 0, "seconds": 0.0}]  # not kept
+                command = f"python benchmarks/feddm_tables.py tune {row.table} --device cuda --data-dir DIR"
+                yield Old(f"tuned: {feddm_tables.ground(row.settings)} {cell}", config, rows, sizes, command, GPU)
+
+
 def tofu() -> Iterator[Old]:
     kept = read("tofu_tables.json") | read("tofu_small.json")
     where = argparse.Namespace(rounds=None, device="cpu", engine="auto", data_dir=None)
@@ -182,7 +211,7 @@ def tofu() -> Iterator[Old]:
 
 
 def main() -> None:
-    everything = [old for source in (repshare, fedgen, codream, feddm, tofu) for old in source()]
+    everything = [old for source in (repshare, fedgen, codream, feddm, tuned, tofu) for old in source()]
     by_key: dict[str, list[Old]] = {}
     for old in everything:
         by_key.setdefault(key(old.config), []).append(old)
@@ -204,7 +233,8 @@ def main() -> None:
                         kept.append(result)
             sizes = {size: sum(r[size] for r in kept) / len(kept) for size in reproduction.SIZES}
             first = olds[0]
-            about = {"command": first.command, "version": "0.1.0.dev0", "commit": None, "machine": first.machine}
+            made = {"command": first.command, "version": "0.1.0.dev0", "commit": commit(first.name.split(":")[0])}
+            about = {**made, "machine": first.machine}
             results[cell.name] = Found(cell.run, numbers, about=about, **sizes)
             used |= {old.name for old in olds}
         if results:

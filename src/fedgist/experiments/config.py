@@ -49,6 +49,12 @@ class RunConfig:
     client_test: str = option(
         "all", "What clients test their own models on: all test data, or that of their labels.", ("all", "own-labels")
     )
+    validation: float = option(
+        0.0,
+        "Judge on this share of every client's samples, on which nobody then trains, not on the test set.",
+        low=0,
+        high=0.9,
+    )
     engine: str = option("auto", "Who computes: auto, sequential, threaded, stacked, compiled or measured.")
     device: str = option("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.")
     tf32: bool = option(False, "On a GPU, round the inputs of products to 10 bits: faster, no longer exact float32.")

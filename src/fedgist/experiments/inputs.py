@@ -138,19 +138,36 @@ def _inputs(
     parts: list[np.ndarray] | None,
 ) -> Inputs:
     """Names the clients and gives each its architecture and what it tests its own model on."""
-    if config.discrepancy:
-        clients, test = _seen_differently(config, task.classes, clients, test)
     width = len(str(len(clients) - 1))  # zero-padded, so that sorting ids sorts clients
     ids = [f"{i:0{width}d}" for i in range(len(clients))]
     dealt = config.architectures or (task.model,)
-    counts = {name: client.counts().tolist() for name, client in zip(ids, clients, strict=True)}
     sha256 = _sha256(parts or [array.cpu().numpy() for client in clients for array in (client.x, client.y)])
+    if config.validation:
+        clients, test = _held_out(config, dict(zip(ids, clients, strict=True)))
+    if config.discrepancy:
+        clients, test = _seen_differently(config, task.classes, clients, test)
+    counts = {name: client.counts().tolist() for name, client in zip(ids, clients, strict=True)}
     named = dict(zip(ids, parts, strict=True)) if parts else None
     if methods.find(config.method).pooled:
         clients, ids, dealt = [_pooled(clients)], ["0"], (task.model,)
     clients = [replace(client, test=_client_test(config, client, client.test or test)) for client in clients]
     info = {name: {"model": dealt[i % len(dealt)]} for i, name in enumerate(ids)}
     return Inputs(task, dict(zip(ids, clients, strict=True)), info, test, counts, sha256, named)
+
+
+def _held_out(config: RunConfig, clients: Mapping[str, ClientData]) -> tuple[list[ClientData], tuple[Tensor, Tensor]]:
+    """The clients without a share of their samples, drawn at random, and all those shares as the test set."""
+    kept, apart = [], []
+    for id, client in clients.items():
+        order = Rng(config.seed)("validation", id).permutation(client.n).to(client.y.device)
+        count = int(config.validation * client.n + 1e-9)
+        held, rest = order[:count], order[count:]
+        apart.append((client.x[held], client.y[held]))
+        kept.append(replace(client, x=client.x[rest], y=client.y[rest]))
+    test = torch.cat([x for x, _ in apart]), torch.cat([y for _, y in apart])
+    if not len(test[1]):
+        raise FedgistError(f"validation = {config.validation} of so few samples leaves nothing to judge on")
+    return kept, test
 
 
 def _seen_differently(
