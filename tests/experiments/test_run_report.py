@@ -332,6 +332,19 @@ def test_labels_say_what_differs(tmp_path):
     ]
 
 
+def test_where_too_much_differs_the_folder_tells_runs_apart(tmp_path):
+    for name, values in (("one", {"lr": 0.1}), ("two", {"lr": 0.2, "momentum": 0.5, "rounds": 1, "alpha": 1.0})):
+        runner.run(configs.resolve({"method": "fedavg", **SMALL, **values}), tmp_path / name / "seed-0")
+    assert [group.label for group in groups_of(tmp_path)] == ["fedavg (one/seed-0)", "fedavg (two/seed-0)"]
+
+
+def test_peers_have_no_server(tmp_path):
+    config = configs.resolve({"method": "repshare", "clients": 3, "device": "cpu", "topology": "full"}, profile="toy")
+    runner.run(config, tmp_path / "run")
+    (row,) = made([RunFolder(tmp_path / "run")], tmp_path).table("the server sees")
+    assert row["the server sees"] == "no server; neighbours see observations, observed"
+
+
 def swept(**options):
     """A group for each combination of options, with accuracy 0.1 · lr + 0.01 · mu."""
     found = []

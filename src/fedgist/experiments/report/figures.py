@@ -132,7 +132,7 @@ def _rounds_axis(data: Sequence[Spec]) -> Spec:
 
 
 def _accuracy_axis() -> Spec:
-    return {"title": {"text": "test accuracy"}, "tickformat": ".0%"}
+    return {"title": {"text": "test accuracy"}, "tickformat": "~%"}
 
 
 def _band_note(groups: Sequence[Group]) -> str:
@@ -225,9 +225,11 @@ def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
             | {"y": [mean for mean, _ in values], **_drawn(i, len(rounds))}
             | {"hovertemplate": "%{y:.4f} after round %{x}<extra>%{fullData.name}</extra>"}
         )
-    layout = {"xaxis": _rounds_axis(data), "yaxis": {"title": {"text": family}}}
+    known = family == "accuracy"
+    yaxis = _accuracy_axis() if known else {"title": {"text": escape(family)}}
+    title = "Further accuracies" if known else family.capitalize()
     said = ", ".join(f"{group.label} {name}" for group, name in members)
-    title = "Further accuracies" if family == "accuracy" else family.capitalize()
+    layout = {"xaxis": _rounds_axis(data), "yaxis": yaxis}
     return Figure(f"further-{family}", title, f"{family} against rounds: {said}", data, layout)
 
 

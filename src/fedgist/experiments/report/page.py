@@ -175,7 +175,7 @@ def _partitions(groups: Sequence[Group]) -> list[Partition]:
             distinct.setdefault(key, (run, []))[1].append(_name(group, run))
     found = []
     for i, (run, names) in enumerate(list(distinct.values())[:PARTITIONS]):
-        title = "All runs" if len(distinct) == 1 else _listed(names)
+        title = "Samples by client and label" if len(distinct) == 1 else _listed(names)
         if len(distinct) > 1 and len(names) == len(groups):
             title = f"Seed {run.config['seed']}"
         kinds = [str(kind) for kind in run.config.get("discrepancy", [])]

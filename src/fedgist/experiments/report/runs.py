@@ -1,6 +1,7 @@
 """What the folders of runs say, and which of them are seeds of the same thing."""
 
 import csv
+import os
 import statistics
 import tomllib
 from collections import defaultdict
@@ -224,7 +225,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Short names that tell the groups apart: the method, and where that does not suffice what else differs."""
+    """Names that tell the groups apart: the method, where that does not suffice what else differs, or the folder."""
     labels = []
     for run in runs:
         alike = [other for other in runs if other.config["method"] == run.config["method"]]
@@ -232,6 +233,9 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         said, method = ", ".join(f"{name} {run.options.get(name)}" for name in names), str(run.config["method"])
         both = said if len(alike) == len(runs) else f"{method} ({said})"
         labels.append(both if 0 < len(names) <= FEW else method)
-    if len(set(labels)) < len(labels):
-        return [str(run.folder.path) for run in runs]
-    return labels
+    paths = [run.folder.path.resolve() for run in runs]
+    above = Path(os.path.commonpath([path.parent for path in paths])) if paths else Path()
+    return [
+        label if labels.count(label) == 1 else f"{run.config['method']} ({path.relative_to(above)})"
+        for label, run, path in zip(labels, runs, paths, strict=True)
+    ]

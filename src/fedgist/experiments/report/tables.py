@@ -214,7 +214,8 @@ def _seen_in_short(group: Group) -> Cell:
     if not visible:
         return Cell("sums only", kind="text")
     more = f" and {len(visible) - FEW} more" if len(visible) > FEW else ""
-    return Cell(f"each client's {', '.join(visible[:FEW])}{more}", ", ".join(visible), "text")
+    whose = "no server; neighbours see" if group.first.peer_to_peer else "each client's"
+    return Cell(f"{whose} {', '.join(visible[:FEW])}{more}", ", ".join(visible), "text")
 
 
 def who_sees_what(groups: Sequence[Group]) -> Table:
