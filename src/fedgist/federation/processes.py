@@ -13,6 +13,7 @@ Say = Callable[[str], None]
 FEDGIST = r" - fedgist - (?:INFO|WARNING|ERROR) - (?:\[identity=[^]]*\](?::| -) )?(.*)"
 AT_SITE = {
     r"Successfully registered client:(\S+)": "site {0} is connected and waits for runs; Ctrl-C ends it",
+    r"Retrying \[.* ACTIVE ": "the server is not there; trying again until it is",
     r"(?i)certificate verify failed|CertificateError": "refused: the server's certificate is not of this federation",
     r"(?i)alert (?:unknown ca|certificate)": "refused: the server does not accept the certificate of this kit",
     FEDGIST: "{0}",
@@ -84,9 +85,11 @@ def end(process: "subprocess.Popen[str]", patience: float = 5.0) -> None:
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
-    for member in psutil.wait_procs(family, patience)[1]:
+    stubborn = psutil.wait_procs(family, patience)[1]
+    for member in stubborn:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
+    psutil.wait_procs(stubborn, patience)
     process.wait()
     if process.stdout is not None:
         process.stdout.close()

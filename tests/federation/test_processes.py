@@ -1,0 +1,67 @@
+"""What is made of NVFlare's log lines, and how its processes are ended."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fedgist.federation import processes
+
+psutil = pytest.importorskip("psutil", reason="comes with NVFlare: pip install 'fedgist[nvflare]'")
+
+LOG = """\
+2026-11-15 11:44:31,346 - Cell - INFO - Register blob CB for channel='aux_communication', topic='*'
+2026-11-15 11:44:39,734 - conn_manager - INFO - Retrying [CH00001 ACTIVE http://localhost:8102] in 8 seconds
+2026-11-15 11:44:47,734 - conn_manager - INFO - Retrying [CH00001 ACTIVE http://localhost:8102] in 10 seconds
+2026-11-15 11:44:32,629 - FederatedClient - INFO - Successfully registered client:north for project fedgist.
+2026-11-15 11:45:00,000 - fedgist - INFO - site north takes part in fedavg-1 with mlp
+2026-11-15 11:45:01,000 - fedgist - ERROR - [identity=north, run=7] - site north: refused: its policy forbids it
+2026-11-15 11:45:02,000 - conn_manager - ERROR - failed with exception ClientConnectorCertificateError: no
+"""
+
+
+@pytest.fixture
+def keeps_sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("keeps_sigterm")
+def test_log_lines_become_sentences_each_once_in_a_row() -> None:
+    said: list[str] = []
+    code = processes.watch([sys.executable, "-c", f"print({LOG!r})"], processes.AT_SITE, said.append)
+    assert code == 0
+    assert said == [
+        "the server is not there; trying again until it is",
+        "site north is connected and waits for runs; Ctrl-C ends it",
+        "site north takes part in fedavg-1 with mlp",
+        "site north: refused: its policy forbids it",
+        "refused: the server's certificate is not of this federation",
+    ]
+
+
+def test_the_end_of_a_process_is_the_end_of_its_children() -> None:
+    """Also of those in a group of their own, as NVFlare's jobs are, and of one that does not listen."""
+    sleeper = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    parent = (
+        "import subprocess, sys, time; "
+        f"p = subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True); time.sleep(60)"
+    )
+    process = processes.begin([sys.executable, "-c", parent])
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    (child,) = psutil.Process(process.pid).children()
+    processes.end(process, patience=0.5)
+    assert process.poll() is not None
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_ending_what_has_ended_is_no_mistake() -> None:
+    process = processes.begin([sys.executable, "-c", "pass"])
+    process.wait()
+    processes.end(process)
+    assert isinstance(process, subprocess.Popen)
