@@ -284,7 +284,9 @@ def test_report_command_writes_the_page():
     assert call("report", "both").stdout == "both/report.html\n"
     text = Path("both/report.html").read_text()
     assert f">{100 * json.loads(Path('both/fedavg/result.json').read_text())['accuracy']:.2f}<" in text
-    assert call("report", "both/fedavg", "both/independent", "--out", "page.html").stdout == "page.html\n"
+    arguments = ("both/fedavg", "both/independent", "--out", "page.html", "--target", "0.125")
+    assert call("report", *arguments).stdout == "page.html\n"
+    assert "rounds to 12.5\xa0%" in Path("page.html").read_text()
 
 
 def test_a_run_without_plotly_says_what_to_install(monkeypatch):

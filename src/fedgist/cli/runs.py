@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+Target = Annotated[
+    str | None, flag("target", "Accuracy that rounds and bytes are counted to; 95 % of the best without it.", "X")
+]
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
@@ -122,9 +125,7 @@ def compare(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
-    target: Annotated[
-        str | None, flag("target", "Accuracy that rounds and bytes are counted to; 95 % of the best without it.", "X")
-    ] = None,
+    target: Target = None,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -179,6 +180,7 @@ def demo(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
     out: Annotated[Path | None, flag("out", "The page; report.html in the first folder without it.", "FILE")] = None,
+    target: Target = None,
     debug: Debug = False,
 ) -> None:
     """Write the HTML report of runs."""
@@ -187,7 +189,7 @@ def report(
         from fedgist.experiments import report as reports
 
         found = [run for path in runs for run in folder.run_folders(path)]
-        print(reports.write(found, out or runs[0] / "report.html"))
+        print(reports.write(found, out or runs[0] / "report.html", None if target is None else _fraction(target)))
 
 
 def _free(name: str) -> Path:
