@@ -175,8 +175,9 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
         verdict = reproduction.judge(preset, results)
         left = {cell.run: cell for cell in preset.cells if cell.name not in results}
         costs = [clock.get(cell.config) for cell in left.values()]
-        seconds = None if None in costs else preset.seeds * sum(cost for cost in costs if cost is not None)
-        rows.append((preset, verdict, seconds))
+        known_costs = [cost for cost in costs if cost is not None]
+        seconds = preset.seeds * sum(known_costs) if known_costs or not left else None
+        rows.append((preset, verdict, seconds, len(known_costs) < len(costs)))
     if as_json:
         print(json.dumps([_about(*row) for row in rows]))
         return
@@ -184,15 +185,16 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
     from rich.table import Table
 
     table = Table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
-    for preset, verdict, seconds in rows:
-        hours = "?" if seconds is None else f"{seconds / 3600:.1f}" if verdict.run < verdict.cells else ""
+    for preset, verdict, seconds, more in rows:
+        hours = "?" if seconds is None else ("over " if more else "") + f"{seconds / 3600:,.1f}"
+        hours = hours if verdict.run < verdict.cells else ""
         counts = (str(verdict.cells), str(verdict.run))
         table.add_row(preset.name, preset.title, *counts, verdict.word, str(preset.seeds), hours)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"hours of one core, {clock.how()}; divide by the cores at work. A GPU is another matter.")
 
 
-def _about(preset: "Preset", verdict: Any, seconds: float | None) -> dict[str, Any]:
+def _about(preset: "Preset", verdict: Any, seconds: float | None, more: bool) -> dict[str, Any]:
     return {
         "preset": preset.name,
         "title": preset.title,
@@ -200,6 +202,7 @@ def _about(preset: "Preset", verdict: Any, seconds: float | None) -> dict[str, A
         "run": verdict.run,
         "state": verdict.word,
         "seconds_left": seconds,
+        "of_all_cells": not more,
     }
 
 

@@ -50,6 +50,7 @@ SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
     "cifar100": ((3, 32, 32), 100, 50000, 10000),
     "cifar100-subset": ((3, 32, 32), 20, 10000, 2000),
     "pathmnist": ((3, 28, 28), 9, 89996, 7180),
+    "celeba": ((3, 84, 84), 2, 5000, 600),  # of 250 people
 }
 """Of a data set: the shape of an image, classes, training and test images."""
 
@@ -228,7 +229,8 @@ def _made_up(config: RunConfig) -> sources.Inputs:
     x = Rng(0)("image").uniform(1, *shape)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
-    parts = partitions.split(y, config.clients, Rng(seed)("partition"), config.partition, None, **settings)
+    people = torch.arange(size) % 250
+    parts = partitions.split(y, config.clients, Rng(seed)("partition"), config.partition, people, **settings)
     clients = [(x.expand(len(part), *shape), y[part]) for part in parts]
     test = x.expand(TESTED, *shape), torch.arange(TESTED) % classes
     made = sources.from_memory(config, clients, test, classes)
