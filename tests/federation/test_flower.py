@@ -32,6 +32,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -175,8 +176,27 @@ def test_sites_are_found_by_name_and_strangers_are_not_asked(caplog: pytest.LogC
 
 
 def test_two_nodes_with_one_name_are_an_error() -> None:
-    with pytest.raises(FedgistError, match="two nodes say that they are a"):
+    with pytest.raises(FedgistError, match="two nodes are a: give each a name of its own"):
         flower.FlowerTransport(echo(named("a", "a")), poll=0).find(["a", "b"], 1)
+
+
+def registered(grid: InProcess, **names: str) -> flower.FlowerTransport:
+    """A transport on whose SuperLink nodes were registered under names: n10="a" is node 10 as a."""
+    known = {int(node[1:]): name for node, name in names.items()}
+    grid.get_nodes = lambda: [NodeInfo(node_id=node, name=known.get(node, "")) for node in grid.nodes]  # type: ignore[method-assign]
+    return flower.FlowerTransport(grid, poll=0)
+
+
+def test_a_registered_name_is_taken_before_what_a_node_says(caplog: pytest.LogCaptureFixture) -> None:
+    """Node 11 says that it is a, but its key is registered as b; only node 12 has to be asked for its name."""
+    grid = echo(named("a", "a", "c"))
+    transport = registered(grid, n10="a", n11="b")
+    assert transport.find("abc", 10) == set()
+    assert transport.nodes == {"a": 10, "b": 11, "c": 12}
+    assert grid.asked == [12]
+    found = transport.exchange({"b": b"x"}, 10, 1)["b"]
+    assert isinstance(found, bytes) and isinstance(unseal(found)[0], Refusal)
+    assert "site a cannot answer: it was asked as 'b'" in caplog.text
 
 
 def test_a_site_that_comes_late_is_waited_for() -> None:
@@ -227,7 +247,7 @@ def test_what_goes_wrong_at_a_site_stays_there(caplog: pytest.LogCaptureFixture)
 
 def test_a_reply_without_an_envelope_is_none() -> None:
     app = ClientApp()
-    app.query("who")(lambda message, context: Message(flower._content("site", "a"), reply_to=message))
+    app.query("who")(lambda message, context: Message(flower._content(site="a"), reply_to=message))
     app.query("answer")(lambda message, context: Message(RecordDict(), reply_to=message))
     transport = flower.FlowerTransport(InProcess(app, named("a")), poll=0)
     transport.find("a", 10)

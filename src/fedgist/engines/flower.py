@@ -1,7 +1,8 @@
 """Flower (1.41): carries envelopes between a ServerApp, which drives a run, and the ClientApps of the sites.
 
 Flower starts a process at a site for every message: what a site keeps lies in files, in its host's folder, and an
-exchange costs seconds, whatever is in it. Nodes have numbers; which site a node is, it says itself when it is asked.
+exchange costs seconds, whatever is in it. Which site a node is, the SuperLink knows where the node's key was registered
+under a name; otherwise the node is asked, and believed.
 """
 
 import logging
@@ -19,7 +20,7 @@ from fedgist.engines.remote import Lost
 
 log = logging.getLogger("fedgist")
 
-RECORD, NAME, ENVELOPE = "fedgist", "site", "envelope"
+RECORD = "fedgist"
 WHO, ANSWER = "who", "answer"
 """What a ClientApp is asked, as Flower's message types `query.who` and `query.answer`."""
 
@@ -32,16 +33,18 @@ def client_app(name: Callable[[Context], str], make_host: Callable[[Context], Si
 
     @app.query(WHO)
     def who(message: Message, context: Context) -> Message:
-        return Message(_content(NAME, name(context)), reply_to=message)
+        return Message(_content(site=name(context)), reply_to=message)
 
     @app.query(ANSWER)
     def answer(message: Message, context: Context) -> Message:
         try:
+            if (asked := _name_in(message.content)) != name(context):
+                raise FedgistError(f"it was asked as {asked!r}: is that its site-name, or the name of its key?")
             answered = make_host(context).handle(_envelope_in(message.content))
         except Exception as error:  # its words may be about the site's data, and Flower would tell the server
             log.error(f"site {name(context)} cannot answer: {error}")
             answered = seal(Refusal(False, "it cannot begin; the log of the site says why"))
-        return Message(_content(ENVELOPE, answered), reply_to=message)
+        return Message(_content(envelope=answered), reply_to=message)
 
     return app
 
@@ -55,29 +58,41 @@ class FlowerTransport:
         """The node of each site that has been found."""
 
     def find(self, sites: Iterable[str], wait: float) -> set[str]:
-        """Ask nodes who they are until all sites are found, or for so many seconds; returns those that are missing."""
-        missing, asked = set(sites), set[int]()
+        """Look for nodes until all sites are found, or for so many seconds; returns the sites that are missing."""
+        missing, seen = set(sites), set[int]()
         until = time.monotonic() + wait
         while missing and (left := until - time.monotonic()) > 0:
-            fresh = [node for node in self.grid.get_node_ids() if node not in asked]
-            asked.update(fresh)
-            for node, reply in self._gather(WHO, dict.fromkeys(fresh, _content(NAME, "")), left, len(fresh)).items():
-                site = "" if isinstance(reply, Lost) else _name_in(reply)
-                if site in self.nodes:
-                    raise FedgistError(f"two nodes say that they are {site}: give each a site-name of its own")
-                if site in missing:
-                    self.nodes[site] = node
-                    missing.remove(site)
+            fresh = {node.node_id: node.name for node in self.grid.get_nodes() if node.node_id not in seen}
+            seen.update(fresh)
+            for node, name in self._names(fresh, left).items():
+                if name in self.nodes:
+                    raise FedgistError(f"two nodes are {name}: give each a name of its own")
+                if name in missing:
+                    self.nodes[name] = node
+                    missing.remove(name)
                 else:
-                    log.warning(f"node {node} is not asked: {_stranger(reply)}")
+                    log.warning(f"node {node} is not asked: {name[:60]!r} is not among the sites of this run")
             if missing:
                 time.sleep(self.poll)
         return missing
 
+    def _names(self, registered: Mapping[int, str], timeout: float) -> dict[int, str]:
+        """Nodes by number: the names under which they are registered, or what they say when they are asked."""
+        names = {node: name for node, name in registered.items() if name}
+        unnamed = {node: _content() for node in registered if node not in names}
+        for node, reply in self._gather(WHO, unnamed, timeout, len(unnamed)).items():
+            if isinstance(reply, Lost):
+                log.warning(f"node {node} is not asked: it {reply.why}")
+            elif name := _name_in(reply):
+                names[node] = name
+            else:
+                log.warning(f"node {node} is not asked: its node config has no site-name")
+        return names
+
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
         found: dict[str, bytes | Lost] = {site: Lost("is not connected") for site in requests if site not in self.nodes}
         sites = {self.nodes[site]: site for site in requests if site in self.nodes}
-        messages = {node: _content(ENVELOPE, requests[site]) for node, site in sites.items()}
+        messages = {node: _content(site=site, envelope=requests[site]) for node, site in sites.items()}
         for node, reply in self._gather(ANSWER, messages, timeout, enough).items():
             found[sites[node]] = reply if isinstance(reply, Lost) else _envelope_in(reply)
         return found
@@ -109,8 +124,8 @@ class FlowerTransport:
         return came
 
 
-def _content(key: str, value: str | bytes) -> RecordDict:
-    return RecordDict({RECORD: ConfigRecord({key: value})})
+def _content(**values: str | bytes) -> RecordDict:
+    return RecordDict({RECORD: ConfigRecord(dict(values))})
 
 
 def _value(content: RecordDict, key: str) -> object:
@@ -120,20 +135,13 @@ def _value(content: RecordDict, key: str) -> object:
 
 def _envelope_in(content: RecordDict) -> bytes:
     """The envelope; an empty one, which nobody takes for one, where there is none."""
-    data = _value(content, ENVELOPE)
+    data = _value(content, "envelope")
     return data if isinstance(data, bytes) else b""
 
 
 def _name_in(content: RecordDict) -> str:
-    name = _value(content, NAME)
+    name = _value(content, "site")
     return name if isinstance(name, str) else ""
-
-
-def _stranger(reply: RecordDict | Lost) -> str:
-    if isinstance(reply, Lost):
-        return f"it {reply.why}"
-    name = _name_in(reply)
-    return f"{name[:60]!r} is not among the sites of this run" if name else "its node config has no site-name"
 
 
 def _reason(error: Error) -> str:
