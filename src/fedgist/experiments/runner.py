@@ -23,7 +23,7 @@ from torch import Tensor
 import fedgist
 from fedgist import engines, methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method, who_sees_what
@@ -86,8 +86,10 @@ def prepare(config: RunConfig) -> RunConfig:
         raise FedgistError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise FedgistError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    if config.engine not in ("auto", *engines.NAMES):
+        raise unknown("engine", config.engine, ("auto", *engines.NAMES))
     engine = _fitting_engine(config, kind) if config.engine == "auto" else config.engine
-    return dataclasses.replace(config, device=device, engine=engines.executor(engine, device).name)
+    return dataclasses.replace(config, device=device, engine=engine)
 
 
 def _fitting_engine(config: RunConfig, device: str) -> str:
