@@ -1,5 +1,7 @@
 """`fedgist federation flower`: the app that it writes and what it says; Flower itself is not needed for that."""
 
+import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,12 @@ def test_mistakes_are_told_and_leave_nothing(arguments: list[str], said: str, tm
 def test_an_app_is_not_overwritten(tmp_path: Path) -> None:
     assert flower(tmp_path, "fedavg", "--sites", "a,b").exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_on_the_page_writes_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "federation-flower.md").read_text()
+    (command,) = re.findall(r"^    fedgist (.+)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, shlex.split(command))
+    assert done.exit_code == 0, done.output
+    assert written(tmp_path / "myrun")["config"]["out"] == str(tmp_path / "runs" / "myrun")
