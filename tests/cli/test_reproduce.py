@@ -55,7 +55,7 @@ def call(*arguments, code=0):
 
 def test_a_preset_runs_and_the_paper_stands_beside_ours():
     result = call("toy/table", "--jobs", "1", "--device", "cpu")
-    assert "toy/table: 4 cells, 8 runs to make, 0 finished; about 0:00 with 1 at a time" in result.stderr
+    assert "toy/table: 4 cells, 8 runs to make, 0 finished; about 0:00 with 1 at a time (a few steps" in result.stderr
     assert "8/8 " in result.stderr
     lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "50.00 ± 1.00" in lines["avg, a=0.1"]

@@ -214,6 +214,25 @@ def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.Mo
     assert counting.seconds == pytest.approx(1500 * 0.01)
 
 
+def test_a_machine_guesses_from_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedgist.experiments.config import resolve
+
+    config = resolve({"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.5})
+    reference = {"machine": "M", "calibration": 2.0, "seconds": {estimates.cost_key(config): 10000.0}}
+    (tmp_path / "reference.json").write_text(json.dumps(reference))
+    monkeypatch.setattr(estimates, "REFERENCE", tmp_path / "reference.json")
+    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path))
+    monkeypatch.setattr(estimates, "calibration", lambda: 6.0)
+    monkeypatch.setattr(estimates, "estimate", lambda config, timed: 7.0)
+    clock = estimates.Estimates()
+    assert clock.get(config) == 30000.0  # this machine takes three times as long
+    assert clock.quick(config) == 30000.0  # so long that it is not timed
+    assert clock.get(resolve({"method": "fedavg", "rounds": 4})) is None
+    assert clock.quick(resolve({"method": "fedavg", "rounds": 4})) == 7.0
+    assert clock.measure(config) == 7.0
+    assert estimates.Estimates().get(resolve({"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.1})) == 7.0
+
+
 def test_estimates_grow_with_rounds_and_exchanges() -> None:
     small = presets.available("small")
     config = next(c for c in small["codream/figure3"].cells if c.name == "together, MNIST K=2").config

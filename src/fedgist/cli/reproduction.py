@@ -131,12 +131,12 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
     said = f"{preset.name}: {len(preset.cells)} cells, {runs} runs to make, {finished} finished"
     if clock is None or not todo:
         return said
-    costs = [clock.measure(config) for job in todo for config, _ in job.runs]
+    costs = [clock.quick(config) for job in todo for config, _ in job.runs]
     if None in costs:
         return f"{said}; no estimate for some of them"
     total = sum(cost for cost in costs if cost is not None)
     wall = duration(total / min(at_once, len(todo)))
-    return f"{said}; about {wall} with {at_once} at a time (a few steps of each kind were timed, the others counted)"
+    return f"{said}; about {wall} with {at_once} at a time ({clock.how()})"
 
 
 def _run(todo: "Sequence[Job]", at_once: int, finished: int, quiet: bool) -> list[str]:
@@ -191,7 +191,7 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
         counts = (str(verdict.cells), str(verdict.run))
         table.add_row(preset.name, preset.title, *counts, verdict.word, str(preset.seeds), hours)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
-    print(f"hours of one core, {clock.how()}; divide by the cores at work. A GPU is another matter.")
+    print(f"hours of one core ({clock.how()}), to be divided by the cores at work; a GPU is another matter")
 
 
 def _about(preset: "Preset", verdict: Any, seconds: float | None, more: bool) -> dict[str, Any]:

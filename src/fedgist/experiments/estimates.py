@@ -10,6 +10,7 @@ this machine in the user's cache.
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import platform
 import time
@@ -39,6 +40,7 @@ from fedgist.experiments.runner import in_process
 
 REFERENCE = HERE / "estimates.json"
 TIMED, PATIENCE = 10, 0.5  # at most so many steps, after one that warms up, or so many seconds
+LONG = 3600  # seconds
 TESTED = 200  # made-up test images
 SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
     "digits": ((1, 8, 8), 10, 1438, 359),
@@ -64,6 +66,9 @@ class Timed:
     steps: dict[tuple[str, ...], float] = field(default_factory=dict)
     alike: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
     """Of a step, however many things it works on: seconds, and the numbers that it carried."""
+
+
+PLAIN = (bool, int, float, str, tuple, torch.dtype, type(None))
 
 
 class Counting:
@@ -146,13 +151,12 @@ def _kind(fn: Any, shapes: Any) -> tuple[str, ...]:
     return name, _settings(owner), repr(shapes)
 
 
-def _settings(owner: Any, depth: int = 2) -> str:
-    """The whole numbers and words in a dataclass and in those that it holds."""
+def _settings(owner: Any, depth: int = 3) -> str:
+    """The plain values in a dataclass and in those that it holds."""
     if not dataclasses.is_dataclass(owner) or not depth:
-        return ""
+        return repr(owner) if isinstance(owner, PLAIN) else ""
     held = {part.name: getattr(owner, part.name) for part in dataclasses.fields(owner)}
-    parts = [f"{k}={v}" if isinstance(v, int | str) else f"{k}({_settings(v, depth - 1)})" for k, v in held.items()]
-    return f"{type(owner).__name__} {' '.join(parts)}"
+    return f"{type(owner).__name__}({' '.join(f'{k}={_settings(v, depth - 1)}' for k, v in held.items())})"
 
 
 def _shapes(what: Any) -> Any:
@@ -176,6 +180,9 @@ def estimate(config: RunConfig, timed: Timed | None = None) -> float | None:
         return None
     counting, config, threads = Counting(timed), dataclasses.replace(config, device="cpu"), torch.get_num_threads()
     torch.set_num_threads(1)
+    log = logging.getLogger("fedgist")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what a run warns of is not true of its shortened forms
     try:
         if not hasattr(config.options, "exchanges"):
             return _seconds(config, counting)
@@ -184,6 +191,7 @@ def estimate(config: RunConfig, timed: Timed | None = None) -> float | None:
         return low + max(0.0, high - low) / (more - few) * (config.options.exchanges - few)
     finally:
         torch.set_num_threads(threads)
+        log.setLevel(level)
 
 
 def _seconds(config: RunConfig, counting: Counting) -> float:
@@ -292,6 +300,16 @@ class Estimates:
             self._write()
         return self.known["seconds"][key]
 
+    def quick(self, config: RunConfig) -> float | None:
+        """As timed here, unless a run is so long that even a few of its steps would keep one waiting."""
+        guess = self.get(config)
+        if guess is not None and guess > LONG:
+            return guess
+        try:
+            return self.measure(config)
+        except Exception:  # whatever is wrong with an estimate, it is no reason not to run
+            return guess
+
     def factor(self) -> float:
         """How many times as long as the reference machine this one takes."""
         if self.known["calibration"] is None:
@@ -309,11 +327,10 @@ class Estimates:
 
     def how(self) -> str:
         """Where the figures come from."""
-        if not self.reference:
-            return "from a few timed steps"
-        times = "" if self.known["calibration"] is None else f", times {self.factor():.2g}"
-        other = f"on another machine ({self.reference['machine']}){times}"
-        return f"from a few timed steps: here where a preset was begun, else {other}"
+        timed = "a few steps of each kind timed, the rest counted"
+        if not self.reference or self.known["calibration"] is None:
+            return timed
+        return f"{timed}; long runs: on another machine ({self.reference['machine']}), times {self.factor():.2g} here"
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
