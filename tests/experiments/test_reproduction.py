@@ -8,7 +8,7 @@ import pytest
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.work import scan
-from fedgist.experiments import estimates, presets, reproduction, reproduction_page
+from fedgist.experiments import counting, estimates, presets, reproduction, reproduction_page
 from fedgist.experiments.presets import Cell
 from fedgist.experiments.reproduction import Found
 
@@ -182,6 +182,9 @@ def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: P
     reproduction.save(preset, {"b, x": found(2.0, run=cells[1].run)}, tmp_path)
     assert reproduction.load(preset, [tmp_path]).keys() == {"a, x", "b, x"}
     assert json.loads(path.read_text())["cells"]["a, x"]["about"]["command"] == "c"
+    third = dataclasses.replace(found(run=cells[0].run), numbers={"2": [5.0]})
+    reproduction.save(preset, {"a, x": third}, tmp_path)
+    assert reproduction.load(preset, [tmp_path])["a, x"].numbers == {"0": [1.0], "2": [5.0]}
     changed = dataclasses.replace(preset, cells=(cells[0], dataclasses.replace(cells[1], layer={"method": "fedprox"})))
     assert reproduction.load(changed, [tmp_path]).keys() == {"a, x"}
 
@@ -197,7 +200,7 @@ def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.Mo
     import torch
 
     clock, done = [0.0], []
-    monkeypatch.setattr(estimates.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(counting.time, "process_time", lambda: clock[0])
 
     def step(carry: object, x: object) -> object:
         done.append(x)
@@ -208,10 +211,10 @@ def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.Mo
         carry = await scan(step, torch.zeros(3), torch.arange(1000))
         return await scan(step, carry, torch.arange(500))
 
-    counting = estimates.Counting()
-    counting.drive([role()])
-    assert len(done) == 1 + estimates.TIMED
-    assert counting.seconds == pytest.approx(1500 * 0.01)
+    count = counting.Counting()
+    count.drive([role()])
+    assert len(done) == 1 + counting.TIMED
+    assert count.seconds == pytest.approx(1500 * 0.01)
 
 
 def test_a_machine_guesses_from_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +242,7 @@ def test_estimates_grow_with_rounds_and_exchanges() -> None:
     from fedgist.experiments.config import flat, resolve
 
     base = {**flat(config), "model": "mlp:hidden=8:norm=batch", "dreams": 8, "distil_steps": 5, "warm_up": 1}
-    one, many = (estimates.estimate(resolve(base, {"exchanges": n})) for n in (20, 2000))
+    one, many = (counting.estimate(resolve(base, {"exchanges": n})) for n in (20, 2000))
     assert one is not None and many is not None
     assert many > 20 * one
-    assert estimates.estimate(resolve({"method": "fedavg", "dataset": "femnist"})) is None
+    assert counting.estimate(resolve({"method": "fedavg", "dataset": "femnist"})) is None

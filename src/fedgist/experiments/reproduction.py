@@ -218,8 +218,11 @@ def load(preset: Preset, folders: Sequence[Path]) -> Results:
 
 
 def save(preset: Preset, results: Results, folder: Path) -> Path:
-    """Adds results to those that the file has."""
-    kept = load(preset, [folder]) | results
+    """Adds results to those that the file has, seed by seed."""
+    kept = load(preset, [folder])
+    for name, found in results.items():
+        before = kept[name].numbers if name in kept else {}
+        kept[name] = dataclasses.replace(found, numbers={**before, **found.numbers})
     cells = {name: dataclasses.asdict(found) for name, found in kept.items()}
     folder.mkdir(parents=True, exist_ok=True)
     about = {"preset": preset.name, "title": preset.title, "paper": preset.paper, "reduced": preset.reduced}
