@@ -68,6 +68,8 @@ def test_the_estimate_counts_rounds() -> None:
         (["--sites", "a,b"], "which method?"),
         (["fedavgg", "--sites", "a,b"], "fedavg"),
         (["fedavg", "--sites", "a,b", "--set", "lr=fast"], "lr must be a number"),
+        (["fedavg", "--sites", "a,b", "--set", "offline=0.5"], "offline is for clients that are simulated"),
+        (["centralized", "--sites", "a,b"], "wants all data at one site"),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -86,6 +88,8 @@ def test_the_command_on_the_page_writes_an_app(tmp_path: Path, monkeypatch: pyte
     page = (Path(__file__).parents[2] / "docs" / "federation-flower.md").read_text()
     (command,) = re.findall(r"^    fedgist (.+)$", page, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, shlex.split(command))
+    done = CliRunner().invoke(app, [*shlex.split(command), "--data-dir", "files"])
     assert done.exit_code == 0, done.output
-    assert written(tmp_path / "myrun")["config"]["out"] == str(tmp_path / "runs" / "myrun")
+    config = written(tmp_path / "myrun")["config"]
+    assert config["out"] == str(tmp_path / "runs" / "myrun")  # the ServerApp runs in a folder of Flower's
+    assert config["run"]["data_dir"] == str(tmp_path / "files")

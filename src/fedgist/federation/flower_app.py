@@ -12,7 +12,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.progress import duration
 from fedgist.federation.kits import NAME
-from fedgist.federation.runs import SIMULATED
+from fedgist.federation.runs import SIMULATED, check
 
 SECONDS = 15.0
 """What an exchange costs on Flower, about: it starts a process at each site, which imports torch."""
@@ -58,6 +58,9 @@ def write(folder: Path, app: App) -> None:
     if folder.exists():
         raise FedgistError(f"{folder} exists already; name a new folder")
     config = configs.resolve(app.run, {"clients": len(app.sites)})
+    check(config)
+    if config.data_dir is not None:  # Flower runs the ServerApp wherever it likes
+        config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).expanduser().resolve()))
     chosen = {name: value for name, value in configs.flat(config).items() if name not in NOT_HERE}
     helps = {**options(RunConfig), **options(config.options)}
     folder.mkdir(parents=True)  # only now, when all that the user may have got wrong has been read

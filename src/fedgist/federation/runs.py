@@ -39,7 +39,7 @@ def run(
 ) -> runner.Result:
     """One run across sites, from its beginning or from its last checkpoint."""
     first = runner.prepare(config({"clients": len(sites), "partition": OWN}))
-    _check(first)
+    check(first)
     inputs = sources.from_sites(first, sites)  # what the user got wrong shows before anybody is asked
     with connected() as transport:
         asked = _architectures(sites, first, inputs, transport, patience, resume)
@@ -55,7 +55,7 @@ def run(
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
 
 
-def _check(config: RunConfig) -> None:
+def check(config: RunConfig) -> None:
     """Refuses what only one machine can do."""
     usual = RunConfig()
     if changed := [name for name in SIMULATED if getattr(config, name) != getattr(usual, name)]:
