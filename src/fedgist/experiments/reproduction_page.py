@@ -24,9 +24,9 @@ its command, version, machine and seeds.
     fedgist reproduce repshare/table1 --show             # shows what is known, runs nothing
     fedgist reproduce feddm/table1 --scale small         # a version for a laptop; says what it reduces
 
-Stopped, `reproduce` goes on when the command is given again. Cells run side by side, one on a core; on a GPU the seeds of
-a cell run together. A preset is a table in a TOML file of `src/fedgist/experiments/presets/`, where its settings, the
-paper's numbers, tolerances and claims are; the variable `FEDGIST_PRESETS` names a folder with more of them.
+Stopped, `reproduce` goes on when the command is given again. Cells run side by side, one on a core; on a GPU the seeds
+of a cell run together. A preset is a table in a TOML file of `src/fedgist/experiments/presets/`, where its settings,
+the paper's numbers, tolerances and claims are; the variable `FEDGIST_PRESETS` names a folder with more of them.
 
 *holds*: every cell that ran is within its tolerance, and every claim holds in every column that ran. *holds partly*:
 some do. *run*: there is nothing of the paper's to compare with. The tolerance of a cell is what its preset states, or
