@@ -20,7 +20,7 @@ test-federation: $(VENV)/.dev ## a real federation on this machine, with process
 	@$(BIN)/python -m pytest tests/federation -m federation
 
 docs: $(VENV)/.docs ## the documentation as a site, in build/site
-	@$(BIN)/mkdocs build -q
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 lint: $(VENV)/.dev ## lint, types and import rules only
 	@$(BIN)/ruff check
