@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
+from fedgist.experiments import reproduction
 
 PRESET = """
 paper = "Nobody 2026"
@@ -104,6 +105,13 @@ def test_the_list_shows_all_presets_with_estimates():
 )
 def test_mistakes(arguments, line):
     assert call(*arguments, code=2).stderr.startswith(f"fedgist: {line}")
+
+
+def test_two_commands_do_not_write_into_the_same_runs():
+    with reproduction.alone(Path("runs/reproduce")):
+        refused = call("toy/table", "--jobs", "1", "--device", "cpu", code=2)
+    assert "another command makes runs in runs/reproduce; wait for it, or use --out" in refused.stderr
+    assert finished() == {}
 
 
 def test_missing_data_is_said_once_and_the_rest_is_run(monkeypatch):

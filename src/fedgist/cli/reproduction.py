@@ -87,9 +87,10 @@ def reproduce(
         gpu = str(how["device"]).startswith("cuda")
         at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
         seeds_a_job = _number("together", together) or (count or chosen.seeds if gpu else 1)
-        todo, finished = reproduction.jobs([chosen], count, out, how, seeds_a_job)
-        note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
-        wrong = _run(todo, at_once, finished, as_json or quiet)
+        with reproduction.alone(out):
+            todo, finished = reproduction.jobs([chosen], count, out, how, seeds_a_job)
+            note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
+            wrong = _run(todo, at_once, finished, as_json or quiet)
         found = reproduction.collect(chosen, count, out, reproduction.about(_command()))
         path = reproduction.save(whole, found, keep) if found else None
         _table(chosen, found, None, as_json, path)

@@ -6,10 +6,12 @@ seeds.
 """
 
 import dataclasses
+import fcntl
 import json
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,18 @@ def seeds_of(preset: Preset, count: int | None) -> range:
 
 def folder_of(cell: Cell, seed: int, out: Path) -> RunFolder:
     return RunFolder(out / cell.run / f"seed-{seed}")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else makes runs in this folder meanwhile: two commands would write into the same ones."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, whatever ends it
+        except OSError as error:
+            raise FedgistError(f"another command makes runs in {out}; wait for it, or use --out") from error
+        yield
 
 
 def jobs(
