@@ -101,9 +101,10 @@ def cells() -> Iterator[Cell]:
     for name, changes in VARIANTS.items():
         yield "variants", name, small | changes, None
     mixed = {"architectures": "lenet5:norm=batch,mlp:norm=batch,resnet9:width=8", "clients": 6, "alpha": 0.5}
-    yield "mixed", "codream", small | mixed | {"dreams": 128, "clip": 5.0}, None
-    yield "mixed", "independent", mixed | {"method": "independent", "dataset": "mnist5k", "rounds": 12} | {
-        "steps": 20, "lr": 0.1, "momentum": 0.9,
+    yield "mixed", "codream", small | mixed | {"rounds": 5, "dreams": 128, "clip": 5.0}, None
+    # as many steps: 20 epochs of warm-up are about 22 rounds of 20 steps, and 5 rounds follow
+    yield "mixed", "independent", mixed | {"method": "independent", "dataset": "mnist5k", "rounds": 27} | {
+        "steps": 20, "lr": 0.1, "momentum": 0.9, "clip": 5.0,
     }, None  # fmt: skip
 
 

@@ -268,7 +268,8 @@ def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypa
     [
         ({}, "stacked"),
         ({"model": "lenet5"}, "threaded"),
-        ({"architectures": "mlp,cnn"}, "threaded"),
+        ({"architectures": "mlp,cnn"}, "stacked"),
+        ({"architectures": "mlp,lenet5"}, "threaded"),
         ({"engine": "measured"}, "measured"),
     ],
 )

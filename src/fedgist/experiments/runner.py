@@ -95,7 +95,7 @@ def prepare(config: RunConfig) -> RunConfig:
 def _fitting_engine(config: RunConfig, device: str) -> str:
     """By device and model, not by timing: what `measured` picks, and so the last digit, may differ from run to run."""
     nets = config.architectures or (config.model,)
-    small = all(net.partition(":")[0] == "mlp" for net in nets)
+    small = all(net.partition(":")[0] in ("mlp", "cnn") for net in nets)
     return "stacked" if device == "cuda" or small else "threaded"
 
 

@@ -30,7 +30,7 @@ class Ensemble:
             each = (self.model(tree.index(members, k), x).logits * shares[k] for k in range(len(shares)))
             return torch.stack(list(each)).sum(0)
 
-        return torch.cat([said(part) for part in x.split(BATCH)])
+        return torch.cat([said(part) for part in x.split(BATCH[x.device.type])])
 
     def hits(self, members: Weights, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """How many images of each label the ensemble gets right: [classes]."""

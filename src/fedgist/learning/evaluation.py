@@ -13,7 +13,8 @@ from fedgist.core.work import compute
 from fedgist.learning.optimisers import Weights
 from fedgist.models.model import Model
 
-BATCH = 1000
+BATCH = {"cpu": 200, "cuda": 1000}
+"""Images at once: few enough for a CPU's caches, many enough to keep a GPU busy."""
 
 
 @message
@@ -68,7 +69,8 @@ class Classifier:
 
     def correct(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
         """How many of the images are classified as their labels say."""
-        parts = zip(x.split(BATCH), y.split(BATCH), strict=True)
+        size = BATCH[x.device.type]
+        parts = zip(x.split(size), y.split(size), strict=True)
         return sum(((self.model(w, a).logits.argmax(1) == b).sum() for a, b in parts), torch.zeros((), device=y.device))
 
 
