@@ -4,7 +4,7 @@ import http.client
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from html import unescape
 from urllib.parse import urlsplit
 
@@ -30,12 +30,10 @@ def folder(tmp_path):
 
 def ask(live, path="/", method="GET", **headers):
     """The answer's status, headers and text."""
-    connection = http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=20)
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    found = answer.status, answer.headers, answer.read().decode()
-    connection.close()
-    return found
+    with closing(http.client.HTTPConnection(urlsplit(live.url).netloc, timeout=20)) as connection:
+        connection.request(method, path, headers=headers)
+        with connection.getresponse() as answer:
+            return answer.status, answer.headers, answer.read().decode()
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +128,13 @@ def test_a_run_from_the_command_line_can_be_watched(tmp_path, monkeypatch):
     class Watched(LiveReport):
         def __enter__(self):
             super().__enter__()
-            threading.Thread(target=self.read, daemon=True).start()
+            self.reader = threading.Thread(target=self.read, daemon=True)
+            self.reader.start()
             return self
+
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            self.reader.join()
 
         def read(self):
             with suppress(OSError, http.client.HTTPException):
