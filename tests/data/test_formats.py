@@ -6,6 +6,7 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -148,6 +149,25 @@ def put(folder: Path, first: bytes) -> None:
     """A whole CIFAR-10 archive whose first batch is `first`."""
     write_cifar10(folder, pixels(6, 32, 32, 3), np.arange(6))
     (folder / BATCHES[0]).write_bytes(first)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.LONG_BINPUT + (1 << 25).to_bytes(4, "little") + pickle.STOP,
+        pickle.PROTO + b"\x05" + pickle.BYTEARRAY8 + (1 << 28).to_bytes(8, "little") + pickle.STOP,
+        pickle.PROTO + b"\x04" + pickle.BINBYTES8 + (1 << 28).to_bytes(8, "little") + pickle.STOP,
+    ],
+)
+def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes(tmp_path: Path, bomb: bytes) -> None:
+    put(tmp_path / "cifar10", bomb)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedgistError, match="data_batch_1"):
+            load("cifar10", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("protocol", range(6))

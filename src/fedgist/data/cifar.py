@@ -2,15 +2,18 @@
 
 The python archives are pickles, and a pickle may name any function for its reader to call. This reader calls none: what
 a batch may contain is numbers, text, lists, dicts and arrays of bytes or integers, and where a pickle asks numpy for an
-array it gets a stand-in that only keeps shape, type and bytes until they have been checked.
+array it gets a stand-in that only keeps shape, type and bytes until they have been checked. Lengths and numbers of
+remembered objects are checked against the file before anything is read, so that none can ask for more memory than that.
 """
 
 import math
 import pickle
+import pickletools
 from collections.abc import Callable
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -77,8 +80,8 @@ def _binary_batch(before: int, path: Path) -> Batch:
 
 
 def _python_batch(labels_name: str, path: Path) -> Batch:
-    with blamed(path), path.open("rb") as file:
-        batch = load_batch(file, str(path))
+    with blamed(path):
+        batch = load_batch(path.read_bytes(), str(path))
     if "data" not in batch or labels_name not in batch:
         raise FedgistError(f"{path} must hold 'data' and {labels_name!r}; it holds {sorted(map(str, batch))}")
     pixels, labels = batch["data"], batch[labels_name]
@@ -93,20 +96,30 @@ def _python_batch(labels_name: str, path: Path) -> Batch:
     return pixels, labels
 
 
-def load_batch(file: BinaryIO, where: str) -> dict[str, Any]:
+def load_batch(data: bytes, where: str) -> dict[str, Any]:
     """The dict in a pickled batch, its arrays made; whatever else the pickle asks for is refused."""
-    content = _Reader(file, where).load()
+    _check_sizes(data, where)
+    content = _Reader(data, where).load()
     if not isinstance(content, dict):
         raise FedgistError(f"{where}: a batch is a dict, not {type(content).__name__}")
     named = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
     return {key: value.array(where) if isinstance(value, _Array) else value for key, value in named.items()}
 
 
+def _check_sizes(data: bytes, where: str) -> None:
+    """That every length is within the data (which `genops` sees to), and that objects are remembered in order."""
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
+            raise FedgistError(
+                f"{where} numbers its objects as no CIFAR batch does; it may be malicious: do not use it"
+            )
+
+
 class _Reader(pickle.Unpickler):
     """Knows three names; what it gives for them is made anew each time, so that a pickle changes nothing that lasts."""
 
-    def __init__(self, file: BinaryIO, where: str):
-        super().__init__(file, encoding="bytes")  # Python 2 wrote them
+    def __init__(self, data: bytes, where: str):
+        super().__init__(BytesIO(data), encoding="bytes")  # Python 2 wrote them
         self.where = where
 
     def find_class(self, module: str, name: str) -> Any:
