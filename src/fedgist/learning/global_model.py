@@ -26,7 +26,7 @@ from fedgist.learning.evaluation import (
     pooled_over_clients,
     score,
 )
-from fedgist.learning.training import LocalOptions
+from fedgist.learning.training import LocalOptions, client_weight
 from fedgist.models.model import Model
 
 
@@ -137,9 +137,7 @@ class GlobalModel(Method):
         return Local(tree.scale({name: w[name] for name in self.travelling(self.model_of(me))}, p), p)
 
     def weight(self, me: Site) -> float:
-        if me.data.n > self.config.n_ref:
-            raise FedgistError(f"client {me.id} holds {me.data.n:,} samples: set n_ref to at least that")
-        return float(me.data.n > 0) if self.config.weighting == "uniform" else me.data.n / self.config.n_ref
+        return client_weight(self.config, me)
 
     async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
         """The global model on all test images; the mean over clients where they complete it with parts of their own."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core.config import option
-from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Done, float16, float32, message, wire
 from fedgist.core.rng import Rng
@@ -22,7 +21,7 @@ from fedgist.learning.distillation import divergence
 from fedgist.learning.evaluation import accuracy
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.own_model import OwnModel, OwnModelOptions
-from fedgist.learning.training import Trainer, cross_entropy, train, trainer
+from fedgist.learning.training import Trainer, client_weight, cross_entropy, train, trainer
 from fedgist.models.model import Model
 
 
@@ -148,11 +147,7 @@ class Taught(OwnModel):
 
     def p(self, me: Site) -> float:
         """A client's weight; that of a client without data is 0."""
-        if me.data.n > self.config.n_ref:
-            raise FedgistError(f"client {me.id} holds {me.data.n:,} samples: set n_ref to at least that")
-        if self.config.weighting == "samples" or me.data.n == 0:
-            return me.data.n / self.config.n_ref
-        return 1.0 if self.config.weighting == "uniform" else 1 / me.data.n
+        return client_weight(self.config, me)
 
     async def train(self, me: Site, msg: Train) -> Trained:
         first = "warm" not in me.state

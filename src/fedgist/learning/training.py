@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.config import option
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
@@ -123,6 +124,15 @@ class Learner(Protocol):
     def init(self, w: Weights) -> Tree: ...
 
     def step(self, carry: Tree, batch: Tree, pool: Tree, lr: Tensor, *extra: Any) -> Tree: ...
+
+
+def client_weight(config: Any, site: Site) -> float:
+    """A client's weight p_k: n_k / n_ref, or 1, or with weighting=inverse 1 / n_k; without data it is 0."""
+    if site.data.n > config.n_ref:
+        raise FedgistError(f"client {site.id} holds {site.data.n:,} samples: set n_ref to at least that")
+    if config.weighting == "samples" or site.data.n == 0:
+        return site.data.n / config.n_ref
+    return 1.0 if config.weighting == "uniform" else 1 / site.data.n
 
 
 async def train(

@@ -47,12 +47,6 @@ class Config(SurrogateOptions):
 class FedDM(Surrogate):
     name = "feddm"
     summary = "Clients send synthetic images that match their data near the current weights (Xiong et al. 2023)."
-    citation = """@inproceedings{xiong2023feddm,
-  title     = {{FedDM}: Iterative Distribution Matching for Communication-Efficient Federated Learning},
-  author    = {Xiong, Yuanhao and Wang, Ruochen and Cheng, Minhao and Yu, Felix and Hsieh, Cho-Jui},
-  booktitle = {CVPR},
-  year      = {2023}
-}"""
     Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20},

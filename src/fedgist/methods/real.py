@@ -21,12 +21,6 @@ class Config(SurrogateOptions):
 class Real(Surrogate):
     name = "real"
     summary = "FedDM's control, no privacy at all: clients send as many real images (Xiong et al. 2023)."
-    citation = """@inproceedings{xiong2023feddm,
-  title     = {{FedDM}: Iterative Distribution Matching for Communication-Efficient Federated Learning},
-  author    = {Xiong, Yuanhao and Wang, Ruochen and Cheng, Minhao and Yu, Felix and Hsieh, Cho-Jui},
-  booktitle = {CVPR},
-  year      = {2023}
-}"""
     Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20},

@@ -34,7 +34,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import compute, scan
 from fedgist.learning.evaluation import accuracy
 from fedgist.learning.global_model import Global, Local, average
-from fedgist.learning.training import LocalOptions, train, trainer
+from fedgist.learning.training import LocalOptions, client_weight, train, trainer
 from fedgist.synthesis import encoding
 from fedgist.synthesis.encoding import Encoder, Sent, as_float32, moved
 
@@ -254,7 +254,7 @@ class TOFU(Method):
 
     async def contribute(self, site: Site) -> Upload:
         """Train, and encode U_real, the difference between the starting and the ending weights."""
-        w, version, p = site.state["w"], site.state["version"], self.weight(site)
+        w, version, p = site.state["w"], site.state["version"], client_weight(self.config, site)
         if p == 0:
             nothing = {name: field[None] for name, field in self.on_wire(self.encoder.nothing(0)).items()}
             return Upload(
@@ -272,13 +272,8 @@ class TOFU(Method):
 
     async def full(self, me: Site, msg: Global) -> Local:
         """A round of FedAvg (switch₂)."""
-        w, p = await train(self.config, trainer(self.config, self.model), me, msg.w), self.weight(me)
+        w, p = await train(self.config, trainer(self.config, self.model), me, msg.w), client_weight(self.config, me)
         return Local(tree.scale(w, p), p)
-
-    def weight(self, site: Site) -> float:
-        if site.data.n > self.config.n_ref:
-            raise FedgistError(f"client {site.id} holds {site.data.n:,} samples: set n_ref to at least that")
-        return float(site.data.n > 0) if self.config.weighting == "uniform" else site.data.n / self.config.n_ref
 
     async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
         cosines = {name: float(cosine) for name, cosine in state["cosine"].items()}
