@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,12 +88,18 @@ def reproduce(
         at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
         seeds_a_job = _number("together", together) or (count or chosen.seeds if gpu else 1)
         with reproduction.alone(out):
-            todo, finished = reproduction.jobs([chosen], count, out, how, seeds_a_job)
+            there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
+            todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
             note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
-            wrong = _run(todo, at_once, finished, as_json or quiet)
-        found = reproduction.collect(chosen, count, out, reproduction.about(_command()))
-        path = reproduction.save(whole, found, keep) if found else None
-        _table(chosen, found, None, as_json, path)
+
+            def save() -> None:
+                if found := reproduction.collect(chosen, count, out, about):
+                    reproduction.save(whole, found, keep)
+
+            wrong = _run(todo, at_once, finished, save, as_json or quiet)
+        save()
+        found = reproduction.load(chosen, [keep])
+        _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
         if wrong:
             raise FedgistError("; ".join(wrong))
 
@@ -116,9 +122,9 @@ def _number(name: str, text: str | None) -> int | None:
 
 
 def _command() -> str:
-    """As one would type it; the folder with the data is each machine's own."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    hidden = {i + 1 for i, word in enumerate(words) if word == "--data-dir"}
+    """As one would type it; folders are each machine's own."""
+    words = ["fedgist", *sys.argv[1:]]
+    hidden = {i + 1 for i, word in enumerate(words) if word in ("--data-dir", "--out", "--results")}
     return shlex.join("DIR" if i in hidden else word for i, word in enumerate(words))
 
 
@@ -140,8 +146,8 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
     return f"{said}; about {wall} with {at_once} at a time ({clock.how()})"
 
 
-def _run(todo: "Sequence[Job]", at_once: int, finished: int, quiet: bool) -> list[str]:
-    """Makes the runs; returns what was wrong with some, each sentence once."""
+def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], None], quiet: bool) -> list[str]:
+    """Makes the runs, and saves what is known after each; returns what was wrong with some, each sentence once."""
     from fedgist.experiments import workers
 
     wrong: dict[str, None] = {}
@@ -158,6 +164,7 @@ def _run(todo: "Sequence[Job]", at_once: int, finished: int, quiet: bool) -> lis
             result = json.loads((folder / "result.json").read_text("utf-8"))
             said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
             note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
+        save()
 
     try:
         workers.do_all(todo, at_once, told)

@@ -23,17 +23,21 @@ class NotTraceable(Exception):
 
 
 class Vectorised:
-    """A function of one client's trees as a function of the stacked tensors of many."""
+    """A function of one client's trees as a function of the stacked tensors of many; a stack of one needs no vmap."""
 
     def __init__(self, group: Group):
-        self.fn, self.dims = group.fn, group.dims
+        self.fn, self.dims, self.single = group.fn, group.dims, group.size == 1
         self.takes = group.frame()
         self.keeps = Frame(group.first.carry) if isinstance(group.first, Scan) else None
         self.gives: Frame | None = None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch.no_grad(), stacking():
-            return torch.func.vmap(self._one, in_dims=self.dims)(*tensors)
+        with torch.no_grad():
+            if self.single:
+                own = [x if dim is None else x.select(dim, 0) for x, dim in zip(tensors, self.dims, strict=True)]
+                return tuple(made[None] for made in self._one(*own))
+            with stacking():
+                return torch.func.vmap(self._one, in_dims=self.dims)(*tensors)
 
     def _one(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         result = self.fn(*self.takes.fill(tensors))

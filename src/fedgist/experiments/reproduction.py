@@ -118,24 +118,30 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def jobs(
-    chosen: Sequence[Preset], count: int | None, out: Path, how: Mapping[str, Any], together: int
+    preset: Preset, count: int | None, out: Path, known: Results, how: Mapping[str, Any], together: int
 ) -> tuple[list[Job], int]:
-    """The runs that are still to be made, up to `together` seeds in a job; and how many are finished already."""
-    todo: dict[str, tuple[Cell, list[int]]] = {}
-    finished = set()
-    for preset in chosen:
-        for cell in preset.cells:
-            for seed in seeds_of(preset, count):
-                if folder_of(cell, seed, out).finished:
-                    finished.add((cell.run, seed))
-                elif seed not in (seeds := todo.setdefault(cell.run, (cell, []))[1]):
-                    seeds.append(seed)
+    """The runs that are still to be made, up to `together` seeds in a job; and how many are finished already.
+
+    A cell needs no run for the seeds that `known` has.
+    """
+    by_name = {cell.name: cell for cell in preset.cells}
+    todo: dict[str, tuple[Cell, set[int]]] = {}
+    asked = set()
+    for cell in preset.cells:
+        there = known[cell.name].numbers if cell.name in known else {}
+        for seed in seeds_of(preset, count):
+            asked.add((cell.run, seed))
+            if str(seed) in there:
+                continue
+            for needed in (cell, by_name[cell.against]) if cell.against else (cell,):
+                if not folder_of(needed, seed, out).finished:
+                    todo.setdefault(needed.run, (needed, set()))[1].add(seed)
     made = []
     for cell, seeds in todo.values():
         for first in range(0, len(seeds), together):
             some = sorted(seeds)[first : first + together]
             made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
-    return made, len(finished)
+    return made, len(asked) - sum(len(seeds) for _, seeds in todo.values())
 
 
 def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:

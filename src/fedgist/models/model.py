@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
+from fedgist.models.fused import bind_fused
 from fedgist.models.layers import Entry, Layers, Step, Tap, Weights, bind_all, named_entries
 
 
@@ -120,6 +121,7 @@ class LayeredModel(Model):
     _layer_shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _positions: dict[str, int] = field(init=False, repr=False, compare=False)
     _extractor: tuple[Step, ...] = field(init=False, repr=False, compare=False)
+    _whole: tuple[Step, ...] = field(init=False, repr=False, compare=False)
     _classify: Step = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ class LayeredModel(Model):
             _layer_shapes=dict(zip(names, activation_shapes(self.layers, self.input_shape), strict=False)),
             _positions={name: i for i, name in enumerate(names)},
             _extractor=steps[:-1],
+            _whole=bind_fused(self.layers[:-1]),
             _classify=steps[-1],
         )
 
@@ -155,7 +158,7 @@ class LayeredModel(Model):
         self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
     ) -> Output:
         new: Weights | None = {} if train else None
-        for step in self._extractor if start is None else self._extractor[self._position(start) :]:
+        for step in self._whole if start is None else self._extractor[self._position(start) :]:
             x = step(w, x, new, tap)
         return Output(x, self._classify(w, x, None, None), {} if new is None else new)
 

@@ -1,0 +1,164 @@
+"""The blocks of a ConvNet as one pass over the activations, where no gradient is asked for: on a GPU, with Triton.
+
+Instance norm, ReLU and average pooling, one after the other, read and write the largest tensors of the net half a dozen
+times and take longer than its convolutions; as one kernel they read them once and write a quarter. A convolution of
+few channels before them joins in, and what it makes is never written at all. FedDM's real images go through here, and
+every evaluation.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedgist.models.layers import EPSILON, AvgPool, Conv, Layers, Norm, Relu, Step, Tap, Weights, bind_all
+
+LARGEST_IMAGE = 4096
+"""Pixels of an activation that a program holds at once, at most."""
+LARGEST_PATCH = 64
+"""Numbers in a patch up to which a convolution joins in."""
+TILE = 8192
+"""Pooled values of a program, over pixels and channels."""
+
+
+def bind_fused(layers: Layers) -> tuple[Step, ...]:
+    """The functions of a chain of layers, those of a block being one."""
+    steps: list[Step] = []
+    while layers:
+        count = _block(layers)
+        steps.append(_in_one(layers[:count]) if count > 1 else layers[0][1].bind(layers[0][0]))
+        layers = layers[count:]
+    return tuple(steps)
+
+
+def _block(layers: Layers) -> int:
+    """How many layers at the beginning of a chain can be one step."""
+    match [layer for _, layer in layers[:4]]:
+        case [Conv(stride=1) as conv, Norm(kind="instance"), Relu(), AvgPool(size=2)] if (
+            conv.inputs * conv.kernel**2 <= LARGEST_PATCH
+        ):
+            return 4
+        case [Norm(kind="instance"), Relu(), AvgPool(size=2), *_]:
+            return 3
+    return 1
+
+
+def _in_one(layers: Layers) -> Step:
+    """A block: its kernel where that serves, its layers one after the other elsewhere."""
+    parts, (first, conv) = bind_all(layers), layers[0]
+    norm = layers[-3][0]
+    grows = 2 * conv.padding - conv.kernel + 1 if isinstance(conv, Conv) else 0
+
+    def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+        if not serves(x, grows):
+            for part in parts:
+                x = part(w, x, buffers, tap)
+            return x
+        affine = w[f"{norm}.weight"], w[f"{norm}.bias"]
+        if isinstance(conv, Conv):
+            return conv_norm_relu_pool(x[None], w[f"{first}.weight"][None], *_one(affine), conv.padding, EPSILON)[0]
+        return norm_relu_pool(x[None], *_one(affine), EPSILON)[0]
+
+    return step
+
+
+def _one(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return tensors[0][None], tensors[1][None]
+
+
+@cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
+
+
+def serves(x: Tensor, grows: int = 0) -> bool:
+    """Whether a kernel can take `x`, whose height and width a convolution lets grow by so much before the norm."""
+    height, width = x.shape[-2] + grows, x.shape[-1] + grows
+    return (
+        x.is_cuda
+        and not torch.is_grad_enabled()
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and height % 2 == 0
+        and width % 2 == 0
+        and 0 < height * width <= LARGEST_IMAGE
+        and _triton_is_there()
+    )
+
+
+@torch.library.custom_op("fedgist::norm_relu_pool", mutates_args=(), device_types="cuda")
+def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """avg_pool2d(relu(instance_norm(x)), 2) of [clients, images, channels, height, width]."""
+    from fedgist.models import kernels
+
+    out = _pooled(x, x.shape[2], *x.shape[-2:])
+    launch = _launch(out)
+    kernels.norm_relu_pool[launch.pop("grid")](
+        x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
+    )
+    return out
+
+
+@torch.library.custom_op("fedgist::conv_norm_relu_pool", mutates_args=(), device_types="cuda")
+def conv_norm_relu_pool(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float) -> Tensor:
+    """The same of a convolution of stride 1 with weights [clients, channels, inputs, side, side]."""
+    from fedgist.models import kernels
+
+    _, images, inputs, height, width = x.shape
+    side = conv.shape[-1]
+    grows = 2 * padding - side + 1
+    out = _pooled(x, conv.shape[1], height + grows, width + grows)
+    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    patch = max(16, 1 << (inputs * side * side - 1).bit_length())
+    launch = _launch(out)
+    kernels.conv_norm_relu_pool[launch.pop("grid")](
+        x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
+        *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, precision, **launch,
+    )  # fmt: skip
+    return out
+
+
+def _pooled(x: Tensor, channels: int, height: int, width: int) -> Tensor:
+    """Channels last, those of all clients side by side: what a grouped convolution likes best."""
+    return x.new_empty(x.shape[1], height // 2, width // 2, x.shape[0], channels).permute(3, 0, 4, 1, 2)
+
+
+def _launch(out: Tensor) -> dict[str, Any]:
+    """How a kernel is started that makes `out`."""
+    clients, images, channels, height, width = out.shape
+    positions = max(16, 1 << (height * width - 1).bit_length())
+    block = min(128, max(16, TILE // positions), max(16, 1 << (channels - 1).bit_length()))
+    return {"grid": (clients * images, -(-channels // block)), "POSITIONS": positions, "BLOCK": block, "num_warps": 8}
+
+
+@norm_relu_pool.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    return _pooled(x, x.shape[2], *x.shape[-2:])
+
+
+@conv_norm_relu_pool.register_fake
+def _(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float) -> Tensor:
+    grows = 2 * padding - conv.shape[-1] + 1
+    return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows)
+
+
+def _stacked(op: Any) -> Any:
+    """Under vmap, clients are a longer first dimension."""
+
+    def rule(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
+        size = info.batch_size
+
+        def longer(one: Any, dim: int | None) -> Any:
+            if not isinstance(one, Tensor):
+                return one
+            return (one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)).flatten(0, 1)
+
+        made = op(*map(longer, given, dims))
+        return made.unflatten(0, (size, -1)), 0
+
+    return rule
+
+
+norm_relu_pool.register_vmap(_stacked(norm_relu_pool))
+conv_norm_relu_pool.register_vmap(_stacked(conv_norm_relu_pool))

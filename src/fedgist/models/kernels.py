@@ -1,0 +1,89 @@
+"""Triton kernels of `fused`: one program works on one image and BLOCK channels of a client.
+
+The four pixels of every square of the pooling lie in four tiles [POSITIONS, BLOCK], so that the pooling is a sum of
+tiles, and the norm's moments are sums over all four; two passes over registers, as exact as two over memory.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pool_normed(a, b, c, d, gamma, beta, epsilon, pixels, inside):
+    """The mean over the four tiles of relu(gamma · (x − mean) / √(variance + ε) + beta)."""
+    mean = (tl.sum(a + b + c + d, 0) / pixels)[None, :]
+    a, b, c, d = a - mean, b - mean, c - mean, d - mean
+    squares = tl.where(inside, a * a + b * b + c * c + d * d, 0.0)
+    scale = (gamma / tl.sqrt(tl.sum(squares, 0) / pixels + epsilon))[None, :]
+    shift = beta[None, :]
+    a, b = tl.maximum(a * scale + shift, 0.0), tl.maximum(b * scale + shift, 0.0)
+    c, d = tl.maximum(c * scale + shift, 0.0), tl.maximum(d * scale + shift, 0.0)
+    return 0.25 * (a + b + c + d)
+
+
+@triton.jit
+def norm_relu_pool(
+    x, gammas, betas, out, images, channels, rows, columns,
+    x_client, x_image, x_channel, x_row, x_column,
+    out_client, out_image, out_channel, out_row, out_column,
+    epsilon, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`rows` and `columns` are those of the pooled image."""
+    client, image = (tl.program_id(0) // images).to(tl.int64), (tl.program_id(0) % images).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.arange(0, POSITIONS)
+    row, column = position // columns, position % columns
+    inside = (position < rows * columns)[:, None] & (channel < channels)[None, :]
+    corner = x + client * x_client + image * x_image + (channel * x_channel)[None, :]
+    corner += (2 * row * x_row + 2 * column * x_column)[:, None]
+    a = tl.load(corner, inside, 0.0).to(tl.float32)
+    b = tl.load(corner + x_column, inside, 0.0).to(tl.float32)
+    c = tl.load(corner + x_row, inside, 0.0).to(tl.float32)
+    d = tl.load(corner + x_row + x_column, inside, 0.0).to(tl.float32)
+    gamma = tl.load(gammas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+    beta = tl.load(betas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+    pooled = pool_normed(a, b, c, d, gamma, beta, epsilon, 4 * rows * columns, inside)
+    place = out + client * out_client + image * out_image + (channel * out_channel)[None, :]
+    place += (row * out_row + column * out_column)[:, None]
+    tl.store(place, pooled.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def conv_norm_relu_pool(
+    x, weights, gammas, betas, out, images, inputs, height, width, channels, rows, columns,
+    x_client, x_image, x_channel, x_row, x_column,
+    out_client, out_image, out_channel, out_row, out_column,
+    epsilon, SIDE: tl.constexpr, PADDING: tl.constexpr, PATCH: tl.constexpr, PRECISION: tl.constexpr,
+    POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same behind a convolution of stride 1 whose patches have at most PATCH numbers: its output is never written.
+
+    `weights` [clients, channels, inputs · SIDE²]; a bias would be subtracted again by the norm.
+    """
+    client, image = (tl.program_id(0) // images).to(tl.int64), (tl.program_id(0) % images).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.arange(0, POSITIONS)
+    row, column = position // columns, position % columns
+    inside = (position < rows * columns)[:, None] & (channel < channels)[None, :]
+    number = tl.arange(0, PATCH)
+    size = inputs * SIDE * SIDE
+    weight = weights + client * channels * size + (channel * size)[None, :] + number[:, None]
+    weight = tl.load(weight, (number < size)[:, None] & (channel < channels)[None, :], 0.0)
+    source, below, right = number // (SIDE * SIDE), number // SIDE % SIDE, number % SIDE
+    # one pixel up and to the left of the first patch that the pooling needs, seen from every number of a patch
+    top = 2 * row[:, None] + below[None, :] - PADDING
+    left = 2 * column[:, None] + right[None, :] - PADDING
+    known = (position < rows * columns)[:, None] & (number < size)[None, :]
+    start = x + client * x_client + image * x_image + (source * x_channel)[None, :] + top * x_row + left * x_column
+    up, down = known & (top >= 0) & (top < height), known & (top >= -1) & (top < height - 1)
+    near, far = (left >= 0) & (left < width), (left >= -1) & (left < width - 1)
+    a = tl.dot(tl.load(start, up & near, 0.0), weight, input_precision=PRECISION)
+    b = tl.dot(tl.load(start + x_column, up & far, 0.0), weight, input_precision=PRECISION)
+    c = tl.dot(tl.load(start + x_row, down & near, 0.0), weight, input_precision=PRECISION)
+    d = tl.dot(tl.load(start + x_row + x_column, down & far, 0.0), weight, input_precision=PRECISION)
+    gamma = tl.load(gammas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+    beta = tl.load(betas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+    pooled = pool_normed(a, b, c, d, gamma, beta, epsilon, 4 * rows * columns, inside)
+    place = out + client * out_client + image * out_image + (channel * out_channel)[None, :]
+    place += (row * out_row + column * out_column)[:, None]
+    tl.store(place, pooled.to(out.dtype.element_ty), inside)
