@@ -205,6 +205,27 @@ def test_one_full_batch_step_descends_the_pooled_loss(weighting: str, monkeypatc
     assert tree.norm(tree.sub(expected, w)) > 1e-3
 
 
+def test_the_server_may_see_its_images_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mirrored images, and no others: a step on all of them mirrored is the step that the server makes."""
+    monkeypatch.setattr(surrogate.Augmentation, "each", lambda self, x, seed: x.flip(3) if self.kinds else x)
+    settings = {"server_epochs": 1, "server_batch": 64, "server_momentum": 0.0, "server_weight_decay": 0.0}
+    made = {}
+    for kinds in ((), ("flip",)):
+        engine = federation("real", dtype=torch.float64, server_augmentation=kinds, **settings)
+        w, model, kept = engine.state["w"], engine.method.model, sent(engine, monkeypatch)
+        made[kinds] = after(engine)
+        x, y = (torch.cat([getattr(kept[0][id], part) for id in kept[0]]) for part in ("images", "labels"))
+        seen = x.flip(3) if kinds else x
+
+        def loss(w: dict[str, Tensor], x: Tensor = seen, y: Tensor = y, model: Any = model) -> Any:
+            return F.cross_entropy(model(w, x).logits, y), ()
+
+        with torch.no_grad():
+            expected = tree.sub(w, tree.scale(gradient(loss, w)[0], 0.01))
+        assert tree.norm(tree.sub(made[kinds], expected)) < 1e-9
+    assert tree.norm(tree.sub(made[()], made["flip",])) > 1e-5
+
+
 @pytest.mark.parametrize("model", ["convnet", "cnn"])
 def test_any_server_architecture_will_do(model: str) -> None:
     engine = federation("feddm", model=model, steps=2)

@@ -1,6 +1,6 @@
 """The blocks of a ConvNet as one step: found where they are, and equal to their layers one after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,8 +9,12 @@ from torch import Tensor
 
 from fedgist import models
 from fedgist.core.rng import Rng
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import float32_arithmetic
 from fedgist.models import fused
 from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, bind_all
+
+EXACT = Place(torch.device("cuda"))
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -48,14 +52,20 @@ def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, paddin
     return F.avg_pool2d(torch.relu(F.group_norm(made, len(weight), weight, bias, 1e-5)), 2)
 
 
+@pytest.fixture
+def exact() -> Iterator[None]:
+    with float32_arithmetic(EXACT):
+        yield
+
+
 @needs_gpu
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("inputs", "side", "size", "padding"), [(3, 3, 32, 1), (1, 3, 28, 3), (2, 4, 9, 1)])
 def test_kernels_equal_the_layers(inputs: int, side: int, size: int, padding: int) -> None:
     rng, clients, images, channels = Rng(0), 3, 7, 40
     x = rng("x").normal(clients, images, inputs, size, size).cuda()
     conv = rng("conv").normal(clients, channels, inputs, side, side).cuda()
     weight, bias = rng("weight").normal(clients, channels).cuda(), rng("bias").normal(clients, channels).cuda()
-    torch.backends.cudnn.allow_tf32 = False
     expected = torch.stack([layer_by_layer(*one, padding) for one in zip(x, conv, weight, bias, strict=True)])
     found = fused.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -67,6 +77,7 @@ def test_kernels_equal_the_layers(inputs: int, side: int, size: int, padding: in
 
 
 @needs_gpu
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("way", [lambda call: call, torch.func.vmap], ids=["alone", "stacked"])
 def test_a_net_without_gradients_takes_the_kernels(
     way: Callable[..., Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch
@@ -76,7 +87,6 @@ def test_a_net_without_gradients_takes_the_kernels(
     x = rng("x").normal(2, 5, 3, 16, 16).cuda()
     stacked = way is torch.func.vmap
     given = (w, x) if stacked else ({name: tensor[0] for name, tensor in w.items()}, x[0])
-    torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
         found = way(lambda w, x: net(w, x).logits)(*given)
         monkeypatch.setattr(fused, "serves", lambda *_: False)

@@ -25,6 +25,16 @@ def test_equal_seeds_change_all_images_alike(kind: str) -> None:
     assert any(not torch.allclose(change(X, seed), X) for seed in SEEDS[:5])
 
 
+def test_each_image_may_have_a_change_of_its_own() -> None:
+    same = X[:1].expand(30, -1, -1, -1)
+    changed = Augmentation(("flip",)).each(same, SEEDS[0])
+    mirrored = [torch.allclose(x, X[0].flip(2)) for x in changed]
+    assert all(mirrored[i] or torch.allclose(changed[i], X[0]) for i in range(30))
+    assert 5 < sum(mirrored) < 25
+    assert torch.equal(changed, Augmentation(("flip",)).each(same, SEEDS[0]))
+    assert Augmentation().each(X, SEEDS[0]) is X
+
+
 def test_a_flip_mirrors_half_of_the_time() -> None:
     changed = [Augmentation(("flip",))(X, seed) for seed in SEEDS]
     flipped = [torch.allclose(x, X.flip(3)) for x in changed]

@@ -109,14 +109,20 @@ def conv_norm_relu_pool(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, p
     side = conv.shape[-1]
     grows = 2 * padding - side + 1
     out = _pooled(x, conv.shape[1], height + grows, width + grows)
-    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
     launch = _launch(out)
     kernels.conv_norm_relu_pool[launch.pop("grid")](
         x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
-        *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, precision, **launch,
+        *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
     )  # fmt: skip
     return out
+
+
+def _precision() -> str:
+    """What torch computes convolutions in at the moment, as Triton calls it."""
+    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
+    tf32 = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"
 
 
 def _pooled(x: Tensor, channels: int, height: int, width: int) -> Tensor:

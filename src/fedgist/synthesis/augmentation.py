@@ -1,7 +1,8 @@
 """Differentiable siamese augmentation: one random change, the same for real and synthetic images. Zhao and Bilen 2021.
 
-Each call draws one of the named kinds from its seed. Whatever is drawn, the same operations run, with neutral numbers
-for the kinds that are not: nothing branches on data, so it vmaps and compiles, and equal seeds give equal changes.
+Each call draws one of the named kinds from its seed; `each` does so for every image by itself, as training wants it.
+Whatever is drawn, the same operations run, with neutral numbers for the kinds that are not: nothing branches on data,
+so it vmaps and compiles, and equal seeds give equal changes.
 
 Deviations from the paper:
 1. One draw serves all classes of a step.
@@ -48,6 +49,13 @@ class Augmentation:
         x = _color(x, u[1:4], active("color"))
         x = _move(x, u[1:3], *(active(kind) for kind in ("crop", "flip", "scale", "rotate")))
         return _cut_out(x, u[1:3], active("cutout"))
+
+    def each(self, x: Tensor, seed: Tensor) -> Tensor:
+        """The same images, each with a change of its own."""
+        if not self.kinds:
+            return x
+        seeds = seed + torch.arange(len(x), device=x.device)
+        return torch.func.vmap(lambda image, own: self(image[None], own)[0])(x, seeds)
 
 
 UNCHANGED = Augmentation()

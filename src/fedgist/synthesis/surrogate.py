@@ -26,6 +26,7 @@ from fedgist.learning.evaluation import accuracy
 from fedgist.learning.optimisers import SGD, Weights
 from fedgist.learning.training import Trainer
 from fedgist.models.model import Output
+from fedgist.synthesis.augmentation import KINDS, UNCHANGED, Augmentation
 from fedgist.synthesis.pixels import dequantise, quantise
 
 
@@ -46,6 +47,9 @@ class SurrogateOptions:
     server_lr: float = option(0.01, "Learning rate of the server.", above=0)
     server_momentum: float = option(0.9, "Momentum of the server, started anew each round.", low=0, high=0.9999)
     server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
+    server_augmentation: tuple[str, ...] = option(
+        (), "Changes of each image in the server's batches, one of those named, as in color,crop,cutout.", choices=KINDS
+    )
 
 
 @message
@@ -83,8 +87,13 @@ class SurrogateTrainer:
 
     trainer: Trainer
     rho: float
+    augmentation: Augmentation = UNCHANGED
 
     def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights, lr: Tensor) -> Tree:
+        if self.augmentation.kinds:
+            index = batch["index"]
+            pool = {"x": self.augmentation.each(pool["x"][index], batch["augmentation"]), "y": pool["y"][index]}
+            batch = {**batch, "index": torch.arange(len(index), device=index.device)}
         w, state = self.trainer.step(carry, batch, pool, lr)
         return project(w, centre, self.rho, self.trainer.model.buffers), state
 
@@ -149,8 +158,10 @@ class Surrogate(Method):
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
         plan["mask"] = plan["mask"] * weight[plan["index"]]
+        plan["augmentation"] = rng("augmentation").seeds(len(plan["index"]))
         sgd = SGD(config.server_momentum, config.server_weight_decay)
-        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
+        changes = Augmentation(config.server_augmentation)
+        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho, changes)
         lr = torch.tensor(config.server_lr, dtype=torch.float64)
         w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w, lr)
         return w
