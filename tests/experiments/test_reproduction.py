@@ -196,6 +196,29 @@ def test_the_page_is_that_of_the_result_files() -> None:
     )
 
 
+def test_the_page_says_once_what_was_run_where_and_at_which_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "HERE", tmp_path)
+    rows = "".join(f'{row} = {{ method = "fedavg" }}\n' for row in "abcd")
+    (tmp_path / "toy.toml").write_text(f'paper = "P"\n[t]\ntitle = "a toy"\n[t.rows]\n{rows}')
+    preset = presets.available()["toy/t"]
+    cpu = {"device": "cpu", "cores": 2}
+    made = {
+        "a": {"command": "python old.py", "commit": "1234abc", "machine": cpu},
+        "b": {"command": "python old.py", "commit": "1234abc", "machine": cpu},
+        "c": {"command": "python old.py", "commit": "5678def+", "machine": {"device": "a GPU"}},
+        "d": {"command": "fedgist reproduce toy/t", "commit": None, "machine": None},
+    }
+    results = {c.name: dataclasses.replace(found(1.0, run=c.run), about=made[c.name]) for c in preset.cells}
+    reproduction.save(preset, results, tmp_path)
+    assert [line for line in reproduction_page.page(tmp_path).splitlines() if line.startswith("- ")] == [
+        "- `python old.py` (2 cores, commit 1234abc)",
+        "- `python old.py` (a GPU, commit 5678def+)",
+        "- `fedgist reproduce toy/t` (machine not recorded)",
+    ]
+
+
 def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -233,7 +256,8 @@ def test_a_machine_guesses_from_the_reference(tmp_path: Path, monkeypatch: pytes
     assert clock.get(resolve({"method": "fedavg", "rounds": 4})) is None
     assert clock.quick(resolve({"method": "fedavg", "rounds": 4})) == 7.0
     assert clock.measure(config) == 7.0
-    assert estimates.Estimates().get(resolve({"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.1})) == 7.0
+    alike = {"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.1, "tf32": True}
+    assert estimates.Estimates().get(resolve(alike)) == 7.0  # neither a rate nor what only a GPU heeds changes the cost
 
 
 def test_estimates_grow_with_rounds_and_exchanges() -> None:

@@ -31,7 +31,9 @@ the paper's numbers, tolerances and claims are; the variable `FEDGIST_PRESETS` n
 *holds*: every cell that ran is within its tolerance, and every claim holds in every column that ran. *holds partly*:
 some do. *run*: there is nothing of the paper's to compare with. The tolerance of a cell is what its preset states, or
 the paper's own ± where that is larger. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of
-the cells that have not run; to be divided by the cores at work. A GPU takes a small part of that.
+the cells that have not run; to be divided by the cores at work. A GPU takes a small part of that. *commit*: where the
+command below a table is to be found as it was then (`python benchmarks/…`: scripts that the presets have replaced); with
+a plus, something in the checkout was changed.
 """
 
 
@@ -98,8 +100,14 @@ def _details(preset: Preset, results: Results, verdict: Verdict) -> str:
     lines += [
         f"| {' | '.join(cell_row(cell, results[cell.name], size))} |" for cell in preset.cells if cell.name in results
     ]
-    commands = dict.fromkeys(f"`{found.about['command']}` ({_machine(found)})" for found in results.values())
-    return "\n".join([*lines, "", *(f"{command}" for command in commands), ""])
+    origins = dict.fromkeys(_origin(found) for found in results.values())
+    return "\n".join([*lines, "", *(f"- {origin}" for origin in origins), ""])
+
+
+def _origin(found: Found) -> str:
+    """What was run where, and the commit that has it: a script may be gone since."""
+    commit = found.about.get("commit")
+    return f"`{found.about['command']}` ({_machine(found)}{f', commit {commit}' if commit else ''})"
 
 
 def _machine(found: Found) -> str:
