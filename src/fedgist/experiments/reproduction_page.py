@@ -32,8 +32,8 @@ the paper's numbers, tolerances and claims are; the variable `FEDGIST_PRESETS` n
 some do. *run*: there is nothing of the paper's to compare with. The tolerance of a cell is what its preset states, or
 the paper's own ± where that is larger. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of
 the cells that have not run; to be divided by the cores at work. A GPU takes a small part of that. *commit*: where the
-command below a table is to be found as it was then (`python benchmarks/…`: scripts that the presets have replaced); with
-a plus, something in the checkout was changed.
+command below a table is found as it was then (`python benchmarks/…`: scripts that the presets have replaced); with a
+plus, something in the checkout was changed.
 """
 
 
