@@ -190,6 +190,21 @@ def test_weights_sum_to_one(labels: str) -> None:
         torch.testing.assert_close(proxy["labels"].sum(1), torch.ones(5, dtype=torch.float64))
 
 
+def test_a_sum_of_weights_that_passes_through_zero_turns_nothing_round() -> None:
+    """Only directions are fitted: what U_syn is just before free weights sum to 0, it is just after, too."""
+    model = net()
+    encoder, w = Encoder(model), {name: tensor.double() for name, tensor in model.init(Rng(0)).items()}
+    variables = normal(encoder.start(Rng(0), 5), Rng(1))
+    balanced = variables["weights"] - variables["weights"].mean()
+
+    def direction(weights: Tensor) -> Tensor:
+        proxy = encoder.proxy({**variables, "weights": weights})
+        torch.testing.assert_close(proxy["weights"].sum(), torch.tensor(1.0, dtype=torch.float64))
+        return F.normalize(encoder.synthetic(proxy, w), dim=0)
+
+    torch.testing.assert_close(direction(balanced + 1e-9), direction(balanced - 1e-9), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("prior", "shape", "sent"),
     [

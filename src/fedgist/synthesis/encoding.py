@@ -111,11 +111,16 @@ class Encoder:
         return variables, self.optimiser.init(variables)
 
     def proxy(self, variables: Proxy) -> Proxy:
-        """D_syn of the variables: the weights sum to 1."""
+        """D_syn of the variables: the weights sum to 1.
+
+        Free weights may get a negative sum. Divided by it they would turn U_syn round, and the fit would begin anew;
+        but an image's gradient α (p Σ_c y_c − y) is the same for −α and −y, so the labels take the sign.
+        """
         labels, weights = variables["labels"], variables["weights"]
         if self.labels == "softmax":
             return {"images": variables["images"], "labels": labels.softmax(-1), "weights": weights.softmax(-1)}
-        return {"images": variables["images"], "labels": labels, "weights": weights / weights.sum(-1, keepdim=True)}
+        total = weights.sum(-1, keepdim=True)
+        return {"images": variables["images"], "labels": labels * total.sign(), "weights": weights / total}
 
     def synthetic(self, proxy: Proxy, w: Weights) -> Tensor:
         """U_syn (Eqs. 1 and 2), flat."""
