@@ -23,10 +23,13 @@ class NotTraceable(Exception):
 
 
 class Vectorised:
-    """A function of one client's trees as a function of the stacked tensors of many; a stack of one needs no vmap."""
+    """A function of one client's trees as a function of the stacked tensors of many.
 
-    def __init__(self, group: Group):
-        self.fn, self.dims, self.single = group.fn, group.dims, group.size == 1
+    A stack of one needs no vmap, unless it is to be traced: torch's own autograd cannot always be.
+    """
+
+    def __init__(self, group: Group, traceable: bool = False):
+        self.fn, self.dims, self.single = group.fn, group.dims, group.size == 1 and not traceable
         self.takes = group.frame()
         self.keeps = Frame(group.first.carry) if isinstance(group.first, Scan) else None
         self.gives: Frame | None = None

@@ -207,7 +207,7 @@ class Stacked:
         with self._lock:
             program = self._programs.pop(form, None)
             if program is None:
-                vectorised = Vectorised(group)
+                vectorised = Vectorised(group, traceable=self._compile)
                 program = Program(vectorised, vectorised)
                 if len(self._programs) == PROGRAMS:
                     self._programs.pop(next(iter(self._programs)))
