@@ -148,6 +148,12 @@ def test_a_handler_must_reply_what_it_declares() -> None:
         counting("lie").run_round()
 
 
+def test_an_evaluation_judges_those_too_who_were_away() -> None:
+    federation = counting(offline=lambda id, round, exchange: id == "1")
+    federation.run_round()
+    assert federation.evaluate((torch.zeros(1), torch.zeros(1))) == {"accuracy": 3.0}
+
+
 def test_offline_clients_are_drawn_by_name() -> None:
     federation = counting(clients=20, offline=0.5)
     answered = [federation.run_round().answered for _ in range(5)]
