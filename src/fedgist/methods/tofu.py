@@ -125,7 +125,7 @@ class TOFU(Method):
     Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
-        | {"switch2": 130, "batch": 64, "lr": 0.05, "momentum": 0.9, "images": 64, "iterations": 1000},
+        | {"switch2": 130, "batch": 64, "lr": 0.01, "images": 64, "iterations": 1000},
         "small": {"dataset": "mnist5k", "model": "mlp:hidden=64", "partition": "iid", "rounds": 12, "lr": 0.1}
         | {"images": 32, "iterations": 150, "note": "5,000 digits, a small MLP, 12 rounds, 32 images, 150 iterations"},
         "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.1, "images": 24}
