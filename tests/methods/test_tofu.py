@@ -22,7 +22,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
-from fedgist.core.work import Place
+from fedgist.core.work import Place, stacked
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
@@ -73,12 +73,13 @@ def federation(
     ledger: Any = None,
     offline: Any = 0.0,
     delay: Any = 0,
+    engine: str = "sequential",
     **settings: Any,
 ) -> LocalEngine:
     method, task = methods.find(name), task_of(model)
     more = {"encoder": encoder(task.models[model])} if encoder else {}
     built = method(build(method.Config, settings), task, **more)
-    runner = executor("sequential", dtype=dtype)
+    runner = executor(engine, dtype=dtype)
     return LocalEngine(built, sites or clients(), seed=0, executor=runner, ledger=ledger, offline=offline, delay=delay)
 
 
@@ -130,6 +131,26 @@ def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
     assert {state["version"] for state in engine.site_states.values()} != {0}
     for before, after in pairwise(versions):
         assert tree.digest(before) != tree.digest(after)
+
+
+def test_clients_decode_one_by_one_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack's kernels round otherwise, and the weights of clients and server would drift apart."""
+    seen: list[tuple[str, bool]] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        plain = getattr(Encoder, name)
+
+        def call(self: Encoder, *given: Any) -> Any:
+            seen.append((name, stacked()))
+            return plain(self, *given)
+
+        return call
+
+    for name in ("decode", "finish"):
+        monkeypatch.setattr(Encoder, name, watched(name))
+    watch(federation(engine="stacked", **QUICK), 3)
+    assert {("decode", False), ("finish", True)} <= set(seen)
+    assert ("decode", True) not in seen
 
 
 def test_batch_norm_statistics_are_averaged() -> None:

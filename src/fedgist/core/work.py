@@ -24,6 +24,8 @@ class Compute:
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
+    alone: bool = False
+    """Never stacked with the work of others, so that whoever asks for it on this device gets the same bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +67,9 @@ class Suspend:
         return (yield self.request)
 
 
-async def compute(fn: Callable[..., Any], *args: Any) -> Any:
-    """Run the pure function `fn` on `args`."""
-    return await Suspend(Compute(fn, args))
+async def compute(fn: Callable[..., Any], *args: Any, alone: bool = False) -> Any:
+    """Run the pure function `fn` on `args`; `alone` where server and clients must agree on the result bit for bit."""
+    return await Suspend(Compute(fn, args, alone))
 
 
 async def scan(step: Callable[..., Any], carry: Tree, xs: "Tree | Chunks", *consts: Any) -> Tree:

@@ -118,6 +118,8 @@ class Stacked:
         for i, work in works.items():
             if isinstance(work, Scan) and length(work.xs) == 0:
                 outcomes[i] = self.place.put(work.carry)
+            elif isinstance(work, Compute) and work.alone:
+                outcomes[i] = execute(work, self.place)
             else:
                 asked = request(work, self.place)
                 groups.setdefault(asked.key, []).append((i, asked))

@@ -189,7 +189,7 @@ class TOFU(Method):
             return state
         for upload in usable:
             fed.show("proxy images up", upload.images[0], stretched=True)
-        parts = [await compute(self.encoder.decode, part_of(upload), w) for upload in usable]
+        parts = [await self.decode(part_of(upload), w) for upload in usable]
         share = [upload.p / sum(upload.p for upload in usable) for upload in usable]
         update = tree.map(lambda *each: sum(p * u for p, u in zip(share, each, strict=True)), *parts)
         p = sum(upload.p for upload in uploads)
@@ -235,8 +235,13 @@ class TOFU(Method):
         variables, _ = await scan(encoder.step, begin, rates, w, *aim)
         damped = torch.tensor(float(passed(config.switch1, round)))
         sent, cosine = await compute(encoder.finish, variables, w, *aim, damped)
-        decoded = await compute(encoder.decode, sent, w)
+        decoded = await self.decode(sent, w)
         return sent, decoded, tree.sub(update, decoded) if config.feedback else {}, cosine
+
+    async def decode(self, sent: Sent, w: Params) -> Params:
+        """The update that everybody applies. Alone: were their roundings different, weights would drift apart."""
+        decoded: Params = await compute(self.encoder.decode, sent, w, alone=True)
+        return decoded
 
     async def start(self, me: Site, msg: Start) -> Upload:
         me.state |= {"w": msg.w, "version": msg.version, "residual": {}}
@@ -248,7 +253,7 @@ class TOFU(Method):
 
     async def update(self, me: Site, msg: Updates) -> Upload:
         for i, statistics in enumerate(msg.statistics):
-            decoded = await compute(self.encoder.decode, part_of(msg, i), me.state["w"])
+            decoded = await self.decode(part_of(msg, i), me.state["w"])
             me.state |= {"w": moved(self.model, me.state["w"], decoded, statistics), "version": me.state["version"] + 1}
         return await self.contribute(me)
 
