@@ -19,9 +19,17 @@ from fedgist.models.layers import (
 )
 from fedgist.models.model import output_size
 
+FEATURES = ("relu", "tanh", "linear")
+"""What the features are, as functions of the last hidden layer."""
+
 
 def _norm_relu(index: int, kind: str, channels: int) -> Layers:
     return (*norm_layer(f"norm{index}", kind, channels), (f"relu{index}", Relu()))
+
+
+def _activation(index: int, kind: str) -> Layers:
+    """That of the features, or nothing for `linear`."""
+    return {"relu": ((f"relu{index}", Relu()),), "tanh": (("tanh", Tanh()),), "linear": ()}[kind]
 
 
 def mlp(
@@ -31,17 +39,26 @@ def mlp(
     hidden: tuple[int, ...] = (200,),
     feature_size: int | None = None,
     norm: str = "none",
+    features: str = "relu",
 ) -> Layers:
-    """Multilayer perceptron with ReLU; hidden=(200,), feature_size adds a last hidden layer, norm=none."""
+    """Multilayer perceptron; hidden=(200,), feature_size adds a last hidden layer, norm=none, features=relu."""
     layers: Layers = (("flatten", Flatten()),)
     widths = (output_size(layers, input_shape), *hidden, *([feature_size] if feature_size else []))
     for i, (inputs, outputs) in enumerate(pairwise(widths), start=1):
-        layers += ((f"fc{i}", Linear(inputs, outputs)), *_norm_relu(i, norm, outputs))
+        kind = features if i == len(widths) - 1 else "relu"
+        layers += ((f"fc{i}", Linear(inputs, outputs)), *norm_layer(f"norm{i}", norm, outputs), *_activation(i, kind))
     return (*layers, ("classifier", Linear(widths[-1], classes)))
 
 
-def cnn(input_shape: tuple[int, int, int], classes: int, *, feature_size: int = 32, norm: str = "batch") -> Layers:
-    """FedGen's CNN: two strided convolutions, linear features (Zhu et al. 2021); feature_size=32, norm=batch."""
+def cnn(
+    input_shape: tuple[int, int, int],
+    classes: int,
+    *,
+    feature_size: int = 32,
+    norm: str = "batch",
+    features: str = "linear",
+) -> Layers:
+    """FedGen's CNN: two strided convolutions (Zhu et al. 2021); feature_size=32, norm=batch, features=linear."""
     layers: Layers = (
         ("conv1", Conv(input_shape[0], 6, kernel=3, stride=2, padding=1)),
         *_norm_relu(1, norm, 6),
@@ -49,8 +66,8 @@ def cnn(input_shape: tuple[int, int, int], classes: int, *, feature_size: int = 
         *_norm_relu(2, norm, 16),
         ("flatten", Flatten()),
     )
-    features = Linear(output_size(layers, input_shape), feature_size)
-    return (*layers, ("fc1", features), ("classifier", Linear(feature_size, classes)))
+    last = Linear(output_size(layers, input_shape), feature_size)
+    return (*layers, ("fc1", last), *_activation(3, features), ("classifier", Linear(feature_size, classes)))
 
 
 def lenet5(input_shape: tuple[int, int, int], classes: int, *, norm: str = "none") -> Layers:

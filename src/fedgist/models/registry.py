@@ -8,7 +8,7 @@ from typing import Any
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.models.layers import NORMS, Layers
 from fedgist.models.model import LayeredModel, image_shape, is_count
-from fedgist.models.plain import cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
+from fedgist.models.plain import FEATURES, cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {
@@ -22,6 +22,9 @@ ARCHITECTURES: dict[str, Callable[..., Layers]] = {
     "resnet18": resnet18,
     "resnet18-thesis": resnet18_thesis,
 }
+
+WORDS = {"norm": NORMS, "features": FEATURES}
+"""Options that are one of some words."""
 
 
 def available() -> dict[str, str]:
@@ -59,10 +62,10 @@ def _build(
 
 
 def _checked(name: str, option: str, value: Any, default: Any) -> Any:
-    """An option is a norm, some widths or a number, as its default shows."""
-    if option == "norm":
-        if value not in NORMS:
-            raise unknown("norm", str(value), NORMS)
+    """An option is a norm, a kind of features, some widths or a number, as its name or its default shows."""
+    if option in WORDS:
+        if value not in WORDS[option]:
+            raise unknown(option, str(value), WORDS[option])
     elif isinstance(default, tuple):
         value = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
         if not all(is_count(n) for n in value):
