@@ -1,6 +1,7 @@
 """The blocks of a ConvNet as one step: found where they are, and equal to their layers one after the other."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import float32_arithmetic
 from fedgist.models import fused
-from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, bind_all
+from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, bind_all, named_entries
 
 EXACT = Place(torch.device("cuda"))
 
@@ -45,6 +46,36 @@ def test_without_a_gpu_the_layers_run_as_they_are() -> None:
     net, rng = models.build("convnet", (3, 8, 8), 4, width=8), Rng(0)
     w, x = net.init(rng("w")), rng("x").normal(5, 3, 8, 8)
     assert torch.equal(net(w, x).features, net.segment(w, x))
+
+
+@pytest.fixture(scope="module")
+def on_a_cpu() -> None:
+    """Kernels that are no kernels, so that how they are differentiated can be tested without a GPU."""
+
+    @fused.norm_relu_pool.register_kernel("cpu")
+    def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        return fused.layer_by_layer(x, weight, bias, epsilon)
+
+    @fused.norm_relu_pool_backward.register_kernel("cpu")
+    def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        weight, bias = weight[:, None, :, None, None], bias[:, None, :, None, None]
+        centred = x - x.mean((3, 4), keepdim=True)
+        scale = (centred.square().mean((3, 4), keepdim=True) + epsilon).rsqrt()
+        normed = centred * scale
+        g = (normed * weight + bias > 0) * grad.repeat_interleave(2, 3).repeat_interleave(2, 4) / 4
+        level, slope = (each.mean((3, 4), keepdim=True) for each in (g, g * normed))
+        return weight * scale * (g - level - normed * slope), (g * normed).sum((1, 3, 4)), g.sum((1, 3, 4))
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("differentiated", [(True, True, True), (True, False, False)])
+def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None:
+    rng = Rng(0)
+    given = rng("x").normal(2, 2, 3, 4, 4), rng("w").normal(2, 3), rng("b").normal(2, 3)
+    at = [x.double().requires_grad_(asked) for x, asked in zip(given, differentiated, strict=True)]
+    with torch.random.fork_rng():  # the checks draw directions
+        assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
+        assert torch.autograd.gradgradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
 
 
 def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -96,20 +127,26 @@ def test_a_net_without_gradients_takes_the_kernels(
 
 
 @needs_gpu
-def test_where_a_gradient_is_asked_for_the_layers_run() -> None:
-    layers = block(3)
-    (step,) = fused.bind_fused(layers)
-    rng = Rng(0)
-    w = {
-        "conv.weight": rng("c").normal(6, 3, 3, 3), "conv.bias": rng("b").normal(6),
-        "norm.weight": rng("w").normal(6), "norm.bias": rng("n").normal(6),
-    }  # fmt: skip
-    w, x = {name: tensor.cuda() for name, tensor in w.items()}, rng("x").normal(2, 3, 8, 8).cuda()
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("inputs", [3, 8])
+def test_gradients_are_those_of_the_layers(inputs: int) -> None:
+    """Of images and weights, by torch's autograd, which takes the kernels, and under torch.func, which does not."""
+    layers, rng = block(inputs, channels=40), Rng(0)
+    steps = fused.bind_fused(layers)
+    shapes = {key: entry.shape for key, entry in named_entries(layers).items()}
+    w = {name: rng(name).normal(*shape).cuda() for name, shape in shapes.items()}
+    x = rng("x").normal(5, inputs, 32, 32).cuda()
 
-    def one_after_the_other(x: Tensor) -> Tensor:
-        for part in bind_all(layers):
-            x = part(w, x, None, None)
+    def loss(x: Tensor, w: dict[str, Tensor], chain: Any) -> Tensor:
+        for step in chain:
+            x = step(w, x, None, None)
         return x.square().sum()
 
-    found = torch.func.grad(lambda x: step(w, x, None, None).square().sum())(x)
-    torch.testing.assert_close(found, torch.func.grad(one_after_the_other)(x))
+    at = [x.clone().requires_grad_(), *(tensor.clone().requires_grad_() for tensor in w.values())]
+    named = dict(zip(w, at[1:], strict=True))
+    expected = torch.autograd.grad(loss(at[0], named, bind_all(layers)), at)
+    found = torch.autograd.grad(loss(at[0], named, steps), at)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    functional = torch.func.grad(lambda x: loss(x, w, steps))(x)
+    torch.testing.assert_close(functional, expected[0], rtol=1e-3, atol=1e-3)

@@ -1,9 +1,9 @@
-"""The blocks of a ConvNet as one pass over the activations, where no gradient is asked for: on a GPU, with Triton.
+"""The blocks of a ConvNet as few passes over the activations: on a GPU, with Triton.
 
 Instance norm, ReLU and average pooling, one after the other, read and write the largest tensors of the net half a dozen
-times and take longer than its convolutions; as one kernel they read them once and write a quarter. A convolution of
-few channels before them joins in, and what it makes is never written at all. FedDM's real images go through here, and
-every evaluation.
+times and take longer than its convolutions; as one kernel they read them once and write a quarter, and another does
+the same for the gradient. Where none is asked for, as for FedDM's real images and in every evaluation, a convolution of
+few channels before them joins in, and what it makes is never written at all.
 """
 
 from functools import cache
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.models.layers import EPSILON, AvgPool, Conv, Layers, Norm, Relu, Step, Tap, Weights, bind_all
@@ -19,7 +20,7 @@ LARGEST_IMAGE = 4096
 """Pixels of an activation that a program holds at once, at most."""
 LARGEST_PATCH = 64
 """Numbers in a patch up to which a convolution joins in."""
-TILE = 8192
+TILE, BACKWARD_TILE = 8192, 4096
 """Pooled values of a program, over pixels and channels."""
 
 
@@ -46,26 +47,24 @@ def _block(layers: Layers) -> int:
 
 
 def _in_one(layers: Layers) -> Step:
-    """A block: its kernel where that serves, its layers one after the other elsewhere."""
-    parts, (first, conv) = bind_all(layers), layers[0]
-    norm = layers[-3][0]
+    """A block: its kernels where they serve, its layers one after the other elsewhere."""
+    parts, norm = bind_all(layers), layers[-3][0]
+    first, conv = layers[0]
     grows = 2 * conv.padding - conv.kernel + 1 if isinstance(conv, Conv) else 0
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
-        if not serves(x, grows):
-            for part in parts:
-                x = part(w, x, buffers, tap)
-            return x
-        affine = w[f"{norm}.weight"], w[f"{norm}.bias"]
+        affine = w[f"{norm}.weight"][None], w[f"{norm}.bias"][None]
         if isinstance(conv, Conv):
-            return conv_norm_relu_pool(x[None], w[f"{first}.weight"][None], *_one(affine), conv.padding, EPSILON)[0]
-        return norm_relu_pool(x[None], *_one(affine), EPSILON)[0]
+            if serves(x, grows) and not torch.is_grad_enabled():
+                return conv_norm_relu_pool(x[None], w[f"{first}.weight"][None], *affine, conv.padding, EPSILON)[0]
+            x = parts[0](w, x, buffers, tap)
+        if serves(x):
+            return norm_relu_pool(x[None], *affine, EPSILON)[0]
+        for part in parts[-3:]:
+            x = part(w, x, buffers, tap)
+        return x
 
     return step
-
-
-def _one(tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return tensors[0][None], tensors[1][None]
 
 
 @cache
@@ -78,7 +77,7 @@ def serves(x: Tensor, grows: int = 0) -> bool:
     height, width = x.shape[-2] + grows, x.shape[-1] + grows
     return (
         x.is_cuda
-        and not torch.is_grad_enabled()
+        and not (torch.is_grad_enabled() and torch._C._are_functorch_transforms_active())
         and x.dtype in (torch.float32, torch.bfloat16)
         and height % 2 == 0
         and width % 2 == 0
@@ -93,11 +92,29 @@ def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> T
     from fedgist.models import kernels
 
     out = _pooled(x, x.shape[2], *x.shape[-2:])
-    launch = _launch(out)
+    launch = _launch(out, TILE)
     kernels.norm_relu_pool[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
     )
     return out
+
+
+@torch.library.custom_op("fedgist::norm_relu_pool_backward", mutates_args=(), device_types="cuda")
+def norm_relu_pool_backward(
+    x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias, where `grad` is that of the result."""
+    from fedgist.models import kernels
+
+    clients, images, channels = x.shape[:3]
+    to_x = torch.empty_like(x)
+    to_weight, to_bias = (weight.new_empty(clients, images, channels) for _ in range(2))
+    launch = _launch(grad, BACKWARD_TILE)
+    kernels.norm_relu_pool_backward[launch.pop("grid")](
+        x, weight.contiguous(), bias.contiguous(), grad, to_x, to_weight, to_bias, *grad.shape[1:],
+        *x.stride(), *grad.stride(), *to_x.stride(), epsilon, **launch,
+    )  # fmt: skip
+    return to_x, to_weight.sum(1), to_bias.sum(1)
 
 
 @torch.library.custom_op("fedgist::conv_norm_relu_pool", mutates_args=(), device_types="cuda")
@@ -110,7 +127,7 @@ def conv_norm_relu_pool(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, p
     grows = 2 * padding - side + 1
     out = _pooled(x, conv.shape[1], height + grows, width + grows)
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
-    launch = _launch(out)
+    launch = _launch(out, TILE)
     kernels.conv_norm_relu_pool[launch.pop("grid")](
         x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
         *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
@@ -130,11 +147,11 @@ def _pooled(x: Tensor, channels: int, height: int, width: int) -> Tensor:
     return x.new_empty(x.shape[1], height // 2, width // 2, x.shape[0], channels).permute(3, 0, 4, 1, 2)
 
 
-def _launch(out: Tensor) -> dict[str, Any]:
-    """How a kernel is started that makes `out`."""
+def _launch(out: Tensor, tile: int) -> dict[str, Any]:
+    """How a kernel is started whose pooled side is `out`."""
     clients, images, channels, height, width = out.shape
     positions = max(16, 1 << (height * width - 1).bit_length())
-    block = min(128, max(16, TILE // positions), max(16, 1 << (channels - 1).bit_length()))
+    block = min(128, max(16, tile // positions), max(16, 1 << (channels - 1).bit_length()))
     return {"grid": (clients * images, -(-channels // block)), "POSITIONS": positions, "BLOCK": block, "num_warps": 8}
 
 
@@ -147,6 +164,36 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
 def _(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float) -> Tensor:
     grows = 2 * padding - conv.shape[-1] + 1
     return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows)
+
+
+@norm_relu_pool_backward.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    x, weight, bias = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None
+    # a gradient of this gradient is asked for: torch knows how to differentiate its own layers twice
+    asked = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
+    made = layer_by_layer(asked[0], asked[1], asked[2], ctx.epsilon)
+    to_x, to_weight, to_bias = torch.autograd.grad(made, asked, grad, create_graph=True)
+    return to_x, to_weight, to_bias, None
+
+
+norm_relu_pool.register_autograd(_backward, setup_context=_keep)
+
+
+def layer_by_layer(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """What `norm_relu_pool` computes, by torch's own layers."""
+    clients = zip(x, weight, bias, strict=True)
+    return torch.stack([F.avg_pool2d(F.group_norm(x, len(w), w, b, epsilon).relu(), 2) for x, w, b in clients])
 
 
 def _stacked(op: Any) -> Any:

@@ -49,6 +49,60 @@ def norm_relu_pool(
 
 
 @triton.jit
+def norm_relu_pool_backward(
+    x, gammas, betas, grad, to_x, to_gammas, to_betas, images, channels, rows, columns,
+    x_client, x_image, x_channel, x_row, x_column,
+    grad_client, grad_image, grad_channel, grad_row, grad_column,
+    to_client, to_image, to_channel, to_row, to_column,
+    epsilon, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What enters is read again and normalised again: cheaper than to keep it.
+
+    With x̂ the normalised values and g what arrives behind the ReLU: ∂x = gamma / σ · (g − mean g − x̂ · mean(g x̂)), and
+    for each image ∂beta = Σ g, ∂gamma = Σ g x̂, which are [clients, images, channels] in `to_betas` and `to_gammas`.
+    """
+    client, image = (tl.program_id(0) // images).to(tl.int64), (tl.program_id(0) % images).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.arange(0, POSITIONS)
+    row, column = position // columns, position % columns
+    known = channel < channels
+    inside = (position < rows * columns)[:, None] & known[None, :]
+    corner = x + client * x_client + image * x_image + (channel * x_channel)[None, :]
+    corner += (2 * row * x_row + 2 * column * x_column)[:, None]
+    a = tl.load(corner, inside, 0.0).to(tl.float32)
+    b = tl.load(corner + x_column, inside, 0.0).to(tl.float32)
+    c = tl.load(corner + x_row, inside, 0.0).to(tl.float32)
+    d = tl.load(corner + x_row + x_column, inside, 0.0).to(tl.float32)
+    pixels = 4 * rows * columns
+    mean = (tl.sum(a + b + c + d, 0) / pixels)[None, :]
+    a, b, c, d = a - mean, b - mean, c - mean, d - mean
+    squares = tl.where(inside, a * a + b * b + c * c + d * d, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / pixels + epsilon)
+    a, b, c, d = a * scale[None, :], b * scale[None, :], c * scale[None, :], d * scale[None, :]
+    gamma = tl.load(gammas + client * channels + channel, known, 0.0).to(tl.float32)
+    beta = tl.load(betas + client * channels + channel, known, 0.0).to(tl.float32)
+    arrived = grad + client * grad_client + image * grad_image + (channel * grad_channel)[None, :]
+    arrived += (row * grad_row + column * grad_column)[:, None]
+    share = 0.25 * tl.load(arrived, inside, 0.0).to(tl.float32)
+    to_a = tl.where(a * gamma[None, :] + beta[None, :] > 0, share, 0.0)
+    to_b = tl.where(b * gamma[None, :] + beta[None, :] > 0, share, 0.0)
+    to_c = tl.where(c * gamma[None, :] + beta[None, :] > 0, share, 0.0)
+    to_d = tl.where(d * gamma[None, :] + beta[None, :] > 0, share, 0.0)
+    to_beta = tl.sum(to_a + to_b + to_c + to_d, 0)
+    to_gamma = tl.sum(to_a * a + to_b * b + to_c * c + to_d * d, 0)
+    each = (client * images + image) * channels + channel
+    tl.store(to_betas + each, to_beta, known)
+    tl.store(to_gammas + each, to_gamma, known)
+    factor, level, slope = (gamma * scale)[None, :], (to_beta / pixels)[None, :], (to_gamma / pixels)[None, :]
+    place = to_x + client * to_client + image * to_image + (channel * to_channel)[None, :]
+    place += (2 * row * to_row + 2 * column * to_column)[:, None]
+    tl.store(place, (factor * (to_a - level - a * slope)).to(to_x.dtype.element_ty), inside)
+    tl.store(place + to_column, (factor * (to_b - level - b * slope)).to(to_x.dtype.element_ty), inside)
+    tl.store(place + to_row, (factor * (to_c - level - c * slope)).to(to_x.dtype.element_ty), inside)
+    tl.store(place + to_row + to_column, (factor * (to_d - level - d * slope)).to(to_x.dtype.element_ty), inside)
+
+
+@triton.jit
 def conv_norm_relu_pool(
     x, weights, gammas, betas, out, images, inputs, height, width, channels, rows, columns,
     x_client, x_image, x_channel, x_row, x_column,
