@@ -49,12 +49,6 @@ class Config(TaughtOptions, DreamOptions, SpaceOptions):
     labels: str = option("logits", "What is averaged to a soft label.", choices=("logits", "probabilities"))
 
 
-FIGURE3 = {"model": "resnet18", "limit": 24000, "clients": 4, "partition": "iid", "learners": "server", "rounds": 50}
-FIGURE3 |= {"batch": 256, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "buffer": 12800, "distil_every": 10}
-FIGURE3 |= {"distil_steps": 1000, "fresh_student": True, "eval_every": 10}
-"""24,000 samples in all; clients stay as warmed up, and a student from scratch judges the dreams."""
-
-
 @message
 class Dreams:
     """The dreams x̂, or the codes and the generator that make them; reply in this unit, in so many bits."""
@@ -130,8 +124,6 @@ class CoDream(Taught):
         "paper": {"dataset": "cifar10", "model": "resnet18", "clients": 2, "partition": "iid", "limit": 6000}
         | {"rounds": 400, "epochs": 5, "batch": 256, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
         | {"distil_every": 5, "distil_steps": 1000},
-        "figure3-cifar10": FIGURE3 | {"dataset": "cifar10"},
-        "figure3-pathmnist": FIGURE3 | {"dataset": "pathmnist"},
         "small": {"dataset": "mnist5k", "model": "mlp:norm=batch", "rounds": 5, "steps": 20, "lr": 0.1}
         | {"momentum": 0.9, "dreams": 256, "exchanges": 20, "distil_batch": 64, "distil_lr": 0.05, "bits": 8}
         | {"note": "5,000 digits, 10 clients, 5 batches of 256 dreams in 20 exchanges each, 8-bit gradients"},
