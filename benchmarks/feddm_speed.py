@@ -9,9 +9,9 @@ plain float32 (no TF32) at the same weights; the first figure counts compiling a
 
 import argparse
 import json
-import time
 
 import torch
+from timing import wait
 
 from fedgist import models
 from fedgist.core.rng import Rng
@@ -72,13 +72,6 @@ def main() -> None:
         found |= {"ms": round(1e3 * spent, 3), "first_s": round(first, 1)}
         found |= {"error": round(((gradient - exact).norm() / exact.norm()).item(), 6)}
         print(json.dumps(found), flush=True)
-
-
-def wait(place: Place) -> float:
-    """The time when all that was asked for is done."""
-    if place.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ an engine counts compiling and recording.
 
 import argparse
 import json
-import time
 
 import torch
+from timing import wait
 
 from fedgist import models
 from fedgist.core.rng import Rng
@@ -64,13 +64,6 @@ def main() -> None:
         found = {"model": options.model, "clients": options.clients, "engine": engine, "tf32": tf32}
         found |= {"ms": round(1e3 * spent, 3), "times": round(plain / spent, 1), "first_s": round(first, 1)}
         print(json.dumps(found | {"loss": round(loss.item(), 4), "iterations": iterations}), flush=True)
-
-
-def wait(place: Place) -> float:
-    """The time when all that was asked for is done."""
-    if place.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

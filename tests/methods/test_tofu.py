@@ -262,8 +262,15 @@ def test_a_fork_with_full_rounds_starts_where_the_images_ended() -> None:
 
 
 def encode(update: Any, residual: Any, w: Any, round: int, **settings: Any) -> Any:
-    method = federation(**{**QUICK, **settings}).method
-    return drive_one(method.encode(update, residual, w, Rng(1), round), Place())  # type: ignore[attr-defined]
+    """What is sent, what is decoded from it, what that loses, and the cosine."""
+    method: Any = federation(**{**QUICK, **settings}).method
+
+    async def both_ends() -> Any:
+        aimed, sent, cosine = await method.encode(update, residual, w, Rng(1), round)
+        decoded = await method.decode(sent, w)
+        return sent, decoded, method.lost(aimed, decoded), cosine
+
+    return drive_one(both_ends(), Place())
 
 
 def some_update() -> tuple[Any, Any]:

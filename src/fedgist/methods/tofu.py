@@ -196,8 +196,10 @@ class TOFU(Method):
         statistics = as_float32(answers.sum.statistics / p)
         state["cosine"] = {"cosine_up": torch.tensor(answers.sum.cosine / p)}
         if not self.config.single:
-            sent, update, lost, cosine = await self.encode(update, state["residual"], w, fed.rng, fed.round)
-            state |= {"past": self.remember(state["past"], {**sent, "statistics": statistics}), "residual": lost}
+            aimed, sent, cosine = await self.encode(update, state["residual"], w, fed.rng, fed.round)
+            update = await self.decode(sent, w)
+            state |= {"past": self.remember(state["past"], {**sent, "statistics": statistics})}
+            state["residual"] = self.lost(aimed, update)
             state["cosine"]["cosine_down"] = cosine
             fed.show("proxy images down", sent["images"], stretched=True)
         return {**state, "w": moved(self.model, w, update, statistics), "version": state["version"] + 1}
@@ -226,7 +228,7 @@ class TOFU(Method):
         return {**sent, "images": sent["images"].to(PIXELS[self.config.pixels])}
 
     async def encode(self, update: Params, residual: Params, w: Params, rng: Rng, round: int) -> Any:
-        """The update (and what earlier ones lost) as it is sent, as it is decoded, what that loses, and its cosine."""
+        """The update with what earlier ones lost, how it is sent, and the cosine of what will be decoded from that."""
         update = tree.add(update, residual) if residual else update
         config, encoder = self.config, self.encoder
         aim = await compute(encoder.aim, update)
@@ -235,13 +237,16 @@ class TOFU(Method):
         variables, _ = await scan(encoder.step, begin, rates, w, *aim)
         damped = torch.tensor(float(passed(config.switch1, round)))
         sent, cosine = await compute(encoder.finish, variables, w, *aim, damped)
-        decoded = await self.decode(sent, w)
-        return sent, decoded, tree.sub(update, decoded) if config.feedback else {}, cosine
+        return update, sent, cosine
 
     async def decode(self, sent: Sent, w: Params) -> Params:
         """The update that everybody applies. Alone: were their roundings different, weights would drift apart."""
         decoded: Params = await compute(self.encoder.decode, sent, w, alone=True)
         return decoded
+
+    def lost(self, update: Params, decoded: Params) -> Params:
+        """What the next update makes up for (error feedback)."""
+        return tree.sub(update, decoded) if self.config.feedback else {}
 
     async def start(self, me: Site, msg: Start) -> Upload:
         me.state |= {"w": msg.w, "version": msg.version, "residual": {}}
@@ -267,9 +272,11 @@ class TOFU(Method):
             )
         trained = await train(self.config, trainer(self.config, self.model), site, w)
         real = {name: w[name] - trained[name] for name in self.encoder.names}
-        sent, decoded, lost, cosine = await self.encode(real, site.state["residual"], w, site.rng, site.round)
-        site.state["residual"] = lost
+        aimed, sent, cosine = await self.encode(real, site.state["residual"], w, site.rng, site.round)
         statistics = as_float32(encoding.statistics(self.model, trained) * p)
+        if self.config.feedback or self.config.single:
+            decoded = await self.decode(sent, w)
+            site.state["residual"] = self.lost(aimed, decoded)
         if self.config.single:  # the server will do the same, so nothing need come back
             site.state |= {"w": moved(self.model, w, decoded, as_float32(statistics / p)), "version": version + 1}
         fields = {name: field[None] for name, field in self.on_wire(sent).items()}

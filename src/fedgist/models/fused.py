@@ -48,18 +48,18 @@ def _block(layers: Layers) -> int:
 
 def _in_one(layers: Layers) -> Step:
     """A block: its kernels where they serve, its layers one after the other elsewhere."""
-    parts, norm = bind_all(layers), layers[-3][0]
+    parts, weight, bias = bind_all(layers), f"{layers[-3][0]}.weight", f"{layers[-3][0]}.bias"
     first, conv = layers[0]
     grows = 2 * conv.padding - conv.kernel + 1 if isinstance(conv, Conv) else 0
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
-        affine = w[f"{norm}.weight"][None], w[f"{norm}.bias"][None]
         if isinstance(conv, Conv):
             if serves(x, grows) and not torch.is_grad_enabled():
-                return conv_norm_relu_pool(x[None], w[f"{first}.weight"][None], *affine, conv.padding, EPSILON)[0]
+                kernels = w[f"{first}.weight"][None]
+                return conv_norm_relu_pool(x[None], kernels, w[weight][None], w[bias][None], conv.padding, EPSILON)[0]
             x = parts[0](w, x, buffers, tap)
         if serves(x):
-            return norm_relu_pool(x[None], *affine, EPSILON)[0]
+            return norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON)[0]
         for part in parts[-3:]:
             x = part(w, x, buffers, tap)
         return x

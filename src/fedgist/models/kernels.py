@@ -9,13 +9,29 @@ import triton.language as tl
 
 
 @triton.jit
-def pool_normed(a, b, c, d, gamma, beta, epsilon, pixels, inside):
-    """The mean over the four tiles of relu(gamma · (x − mean) / √(variance + ε) + beta)."""
+def load_squares(corner, row, column, inside):
+    """The four pixels of every square, whose upper left ones are at `corner`; `row` and `column` lead to the others."""
+    a = tl.load(corner, inside, 0.0).to(tl.float32)
+    b = tl.load(corner + column, inside, 0.0).to(tl.float32)
+    c = tl.load(corner + row, inside, 0.0).to(tl.float32)
+    d = tl.load(corner + row + column, inside, 0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def centred(a, b, c, d, epsilon, pixels, inside):
+    """The four tiles without their mean, and 1 / √(variance + ε), for each channel."""
     mean = (tl.sum(a + b + c + d, 0) / pixels)[None, :]
     a, b, c, d = a - mean, b - mean, c - mean, d - mean
     squares = tl.where(inside, a * a + b * b + c * c + d * d, 0.0)
-    scale = (gamma / tl.sqrt(tl.sum(squares, 0) / pixels + epsilon))[None, :]
-    shift = beta[None, :]
+    return a, b, c, d, 1.0 / tl.sqrt(tl.sum(squares, 0) / pixels + epsilon)
+
+
+@triton.jit
+def pool_normed(a, b, c, d, gamma, beta, epsilon, pixels, inside):
+    """The mean over the four tiles of relu(gamma · (x − mean) / √(variance + ε) + beta)."""
+    a, b, c, d, scale = centred(a, b, c, d, epsilon, pixels, inside)
+    scale, shift = (gamma * scale)[None, :], beta[None, :]
     a, b = tl.maximum(a * scale + shift, 0.0), tl.maximum(b * scale + shift, 0.0)
     c, d = tl.maximum(c * scale + shift, 0.0), tl.maximum(d * scale + shift, 0.0)
     return 0.25 * (a + b + c + d)
@@ -36,10 +52,7 @@ def norm_relu_pool(
     inside = (position < rows * columns)[:, None] & (channel < channels)[None, :]
     corner = x + client * x_client + image * x_image + (channel * x_channel)[None, :]
     corner += (2 * row * x_row + 2 * column * x_column)[:, None]
-    a = tl.load(corner, inside, 0.0).to(tl.float32)
-    b = tl.load(corner + x_column, inside, 0.0).to(tl.float32)
-    c = tl.load(corner + x_row, inside, 0.0).to(tl.float32)
-    d = tl.load(corner + x_row + x_column, inside, 0.0).to(tl.float32)
+    a, b, c, d = load_squares(corner, x_row, x_column, inside)
     gamma = tl.load(gammas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
     beta = tl.load(betas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
     pooled = pool_normed(a, b, c, d, gamma, beta, epsilon, 4 * rows * columns, inside)
@@ -69,15 +82,9 @@ def norm_relu_pool_backward(
     inside = (position < rows * columns)[:, None] & known[None, :]
     corner = x + client * x_client + image * x_image + (channel * x_channel)[None, :]
     corner += (2 * row * x_row + 2 * column * x_column)[:, None]
-    a = tl.load(corner, inside, 0.0).to(tl.float32)
-    b = tl.load(corner + x_column, inside, 0.0).to(tl.float32)
-    c = tl.load(corner + x_row, inside, 0.0).to(tl.float32)
-    d = tl.load(corner + x_row + x_column, inside, 0.0).to(tl.float32)
+    a, b, c, d = load_squares(corner, x_row, x_column, inside)
     pixels = 4 * rows * columns
-    mean = (tl.sum(a + b + c + d, 0) / pixels)[None, :]
-    a, b, c, d = a - mean, b - mean, c - mean, d - mean
-    squares = tl.where(inside, a * a + b * b + c * c + d * d, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / pixels + epsilon)
+    a, b, c, d, scale = centred(a, b, c, d, epsilon, pixels, inside)
     a, b, c, d = a * scale[None, :], b * scale[None, :], c * scale[None, :], d * scale[None, :]
     gamma = tl.load(gammas + client * channels + channel, known, 0.0).to(tl.float32)
     beta = tl.load(betas + client * channels + channel, known, 0.0).to(tl.float32)

@@ -158,7 +158,8 @@ class Surrogate(Method):
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
         plan["mask"] = plan["mask"] * weight[plan["index"]]
-        plan["augmentation"] = rng("augmentation").seeds(len(plan["index"]))
+        if config.server_augmentation:
+            plan["augmentation"] = rng("augmentation").seeds(len(plan["index"]))
         sgd = SGD(config.server_momentum, config.server_weight_decay)
         changes = Augmentation(config.server_augmentation)
         learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho, changes)
