@@ -1,7 +1,7 @@
 """The blocks of a ConvNet as one step: found where they are, and equal to their layers one after the other."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import float32_arithmetic
 from fedgist.models import fused
-from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, bind_all, named_entries
+from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
 EXACT = Place(torch.device("cuda"))
 
@@ -30,12 +30,13 @@ def block(inputs: int, channels: int = 6, norm: str = "instance", size: int = 2,
     ("layers", "steps"),
     [
         (block(3), 1),
-        (block(8), 2),  # too large a patch: the convolution stays outside
+        (block(8), 1),
         (block(3, norm="batch"), 4),
         (block(3, size=4), 4),
         (block(3, stride=2), 2),
         (block(3)[:3], 3),
-        ((*block(3), *block(8), *block(3)), 4),
+        (block(3)[1:], 1),
+        ((*block(3), *block(8), *block(3)), 3),
     ],
 )
 def test_which_layers_are_one(layers: Layers, steps: int) -> None:
@@ -76,6 +77,54 @@ def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None
     with torch.random.fork_rng():  # the checks draw directions
         assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
         assert torch.autograd.gradgradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
+
+
+def run(chain: tuple[Step, ...], w: Weights, x: Tensor) -> Tensor:
+    for step in chain:
+        x = step(w, x, None, None)
+    return x
+
+
+def weights(layers: Layers) -> Weights:
+    rng = Rng(0)
+    return {name: rng(name).normal(*entry.shape).double() for name, entry in named_entries(layers).items()}
+
+
+@pytest.mark.parametrize("inputs", [3, 8])
+def test_without_a_gpu_a_block_is_its_layers(inputs: int) -> None:
+    layers = block(inputs)
+    w, x = weights(layers), Rng(1)("x").normal(5, inputs, 8, 8).double()
+    assert torch.equal(run(fused.bind_fused(layers), w, x), run(bind_all(layers), w, x))
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("inputs", [3, 8])
+def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias changes nothing, and its gradient is not missing but zero; the others are those of the layers, twice."""
+    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    layers = block(inputs)
+    w = {name: tensor.requires_grad_() for name, tensor in weights(layers).items()}
+    x = Rng(1)("x").normal(5, inputs, 8, 8).double().requires_grad_()
+    at = [x, *w.values()]
+
+    def gradients(chain: tuple[Step, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        once = torch.autograd.grad(run(chain, w, x).square().sum(), at, create_graph=True)
+        return once, torch.autograd.grad(sum(each.square().sum() for each in once), at)
+
+    for found, expected in zip(gradients(fused.bind_fused(layers)), gradients(bind_all(layers)), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert not found[1 + list(w).index("conv.bias")].any()
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_convolution_of_many_clients_needs_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, x = block(8), Rng(1)("x").normal(2, 5, 8, 8, 8).double()
+    w = {name: torch.stack([tensor, -tensor]) for name, tensor in weights(layers).items()}
+    expected = torch.func.vmap(partial(run, bind_all(layers)))(w, x)
+    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    with torch.no_grad():
+        found = torch.func.vmap(partial(run, fused.bind_fused(layers)))(w, x)
+    torch.testing.assert_close(found, expected)
 
 
 def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -131,16 +180,13 @@ def test_a_net_without_gradients_takes_the_kernels(
 @pytest.mark.parametrize("inputs", [3, 8])
 def test_gradients_are_those_of_the_layers(inputs: int) -> None:
     """Of images and weights, by torch's autograd, which takes the kernels, and under torch.func, which does not."""
-    layers, rng = block(inputs, channels=40), Rng(0)
+    layers = block(inputs, channels=40)
     steps = fused.bind_fused(layers)
-    shapes = {key: entry.shape for key, entry in named_entries(layers).items()}
-    w = {name: rng(name).normal(*shape).cuda() for name, shape in shapes.items()}
-    x = rng("x").normal(5, inputs, 32, 32).cuda()
+    w = {name: tensor.float().cuda() for name, tensor in weights(layers).items()}
+    x = Rng(0)("x").normal(5, inputs, 32, 32).cuda()
 
-    def loss(x: Tensor, w: dict[str, Tensor], chain: Any) -> Tensor:
-        for step in chain:
-            x = step(w, x, None, None)
-        return x.square().sum()
+    def loss(x: Tensor, w: Weights, chain: tuple[Step, ...]) -> Tensor:
+        return run(chain, w, x).square().sum()
 
     at = [x.clone().requires_grad_(), *(tensor.clone().requires_grad_() for tensor in w.values())]
     named = dict(zip(w, at[1:], strict=True))

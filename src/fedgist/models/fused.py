@@ -3,9 +3,11 @@
 Instance norm, ReLU and average pooling, one after the other, read and write the largest tensors of the net half a dozen
 times and take longer than its convolutions; as one kernel they read them once and write a quarter, and another does
 the same for the gradient. Where none is asked for, as for FedDM's real images and in every evaluation, a convolution of
-few channels before them joins in, and what it makes is never written at all.
+few channels before them joins in, and what it makes is never written at all. Any other before them runs without its
+bias, another pass over what it makes, which the norm would subtract again.
 """
 
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -37,9 +39,7 @@ def bind_fused(layers: Layers) -> tuple[Step, ...]:
 def _block(layers: Layers) -> int:
     """How many layers at the beginning of a chain can be one step."""
     match [layer for _, layer in layers[:4]]:
-        case [Conv(stride=1) as conv, Norm(kind="instance"), Relu(), AvgPool(size=2)] if (
-            conv.inputs * conv.kernel**2 <= LARGEST_PATCH
-        ):
+        case [Conv(stride=1), Norm(kind="instance"), Relu(), AvgPool(size=2)]:
             return 4
         case [Norm(kind="instance"), Relu(), AvgPool(size=2), *_]:
             return 3
@@ -48,21 +48,41 @@ def _block(layers: Layers) -> int:
 
 def _in_one(layers: Layers) -> Step:
     """A block: its kernels where they serve, its layers one after the other elsewhere."""
-    parts, weight, bias = bind_all(layers), f"{layers[-3][0]}.weight", f"{layers[-3][0]}.bias"
-    first, conv = layers[0]
-    grows = 2 * conv.padding - conv.kernel + 1 if isinstance(conv, Conv) else 0
+    parts, (name, first), norm = bind_all(layers), layers[0], layers[-3][0]
+    if isinstance(first, Conv):
+        by_kernels, grows = _conv_block(name, first, norm), 2 * first.padding - first.kernel + 1
+    else:
+        by_kernels, grows = _norm_block(norm), 0
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
-        if isinstance(conv, Conv):
-            if serves(x, grows) and not torch.is_grad_enabled():
-                kernels = w[f"{first}.weight"][None]
-                return conv_norm_relu_pool(x[None], kernels, w[weight][None], w[bias][None], conv.padding, EPSILON)[0]
-            x = parts[0](w, x, buffers, tap)
-        if serves(x):
-            return norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON)[0]
-        for part in parts[-3:]:
+        if serves(x, grows):
+            return by_kernels(w, x, buffers, tap)
+        for part in parts:
             x = part(w, x, buffers, tap)
         return x
+
+    return step
+
+
+def _norm_block(norm: str) -> Step:
+    """Norm, ReLU and pooling by a kernel."""
+    weight, bias = f"{norm}.weight", f"{norm}.bias"
+    return lambda w, x, buffers, tap: norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON)[0]
+
+
+def _conv_block(name: str, conv: Conv, norm: str) -> Step:
+    """The same behind a convolution, whose bias is left out."""
+    conv_weight, conv_bias, weight, bias = f"{name}.weight", f"{name}.bias", f"{norm}.weight", f"{norm}.bias"
+    convolve = replace(conv, bias=False).bind(name)
+    joins = conv.inputs * conv.kernel**2 <= LARGEST_PATCH
+
+    def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+        gamma, beta = w[weight][None], w[bias][None]
+        if joins and not torch.is_grad_enabled():
+            return conv_norm_relu_pool(x[None], w[conv_weight][None], gamma, beta, conv.padding, EPSILON)[0]
+        if conv.bias and w[conv_bias].requires_grad:
+            beta = beta + 0 * w[conv_bias]  # whoever asks for its gradient gets one: zeros
+        return norm_relu_pool(convolve(w, x, buffers, tap)[None], gamma, beta, EPSILON)[0]
 
     return step
 
@@ -78,7 +98,7 @@ def serves(x: Tensor, grows: int = 0) -> bool:
     return (
         x.is_cuda
         and not (torch.is_grad_enabled() and torch._C._are_functorch_transforms_active())
-        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and height % 2 == 0
         and width % 2 == 0
         and 0 < height * width <= LARGEST_IMAGE
