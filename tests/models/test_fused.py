@@ -158,6 +158,27 @@ def test_kernels_equal_the_layers(inputs: int, side: int, size: int, padding: in
 
 @needs_gpu
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 1e-2)])
+@pytest.mark.parametrize(("inputs", "size", "channels"), [(3, 32, 128), (1, 28, 128), (3, 32, 40), (3, 32, 10)])
+def test_with_many_images_a_program_takes_all_channels(
+    inputs: int, size: int, channels: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    rng, clients, images = Rng(0), 2, 2 * torch.cuda.get_device_properties("cuda").multi_processor_count
+    given = {
+        "x": (clients, images, inputs, size, size),
+        "conv": (clients, channels, inputs, 3, 3),
+        "weight": (clients, channels),
+        "bias": (clients, channels),
+    }
+    x, conv, weight, bias = (rng(name).normal(*shape).cuda().to(dtype) for name, shape in given.items())
+    each = zip(x.float(), conv.float(), weight.float(), bias.float(), strict=True)
+    expected = torch.stack([layer_by_layer(*one, padding=1) for one in each])
+    found = fused.conv_norm_relu_pool(x, conv, weight, bias, 1, 1e-5)
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_gpu
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("way", [lambda call: call, torch.func.vmap], ids=["alone", "stacked"])
 def test_a_net_without_gradients_takes_the_kernels(
     way: Callable[..., Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch

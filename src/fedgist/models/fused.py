@@ -147,7 +147,7 @@ def conv_norm_relu_pool(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, p
     grows = 2 * padding - side + 1
     out = _pooled(x, conv.shape[1], height + grows, width + grows)
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
-    launch = _launch(out, TILE)
+    launch = _with_all_channels(_launch(out, TILE), x, patch)
     kernels.conv_norm_relu_pool[launch.pop("grid")](
         x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
         *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
@@ -173,6 +173,17 @@ def _launch(out: Tensor, tile: int) -> dict[str, Any]:
     positions = max(16, 1 << (height * width - 1).bit_length())
     block = min(128, max(16, tile // positions), max(16, 1 << (channels - 1).bit_length()))
     return {"grid": (clients * images, -(-channels // block)), "POSITIONS": positions, "BLOCK": block, "num_warps": 8}
+
+
+def _with_all_channels(launch: dict[str, Any], x: Tensor, patch: int) -> dict[str, Any]:
+    """One program an image, which keeps its patches, where they fit and there are images enough to occupy the GPU."""
+    gpu = torch.cuda.get_device_properties(x.device)
+    programs, blocks = launch["grid"]
+    # in shared memory: four tiles of patches, and room for what is computed of them
+    needed = launch["POSITIONS"] * (4 * patch + 2 * launch["BLOCK"]) * x.element_size()
+    if programs >= 2 * gpu.multi_processor_count and needed <= gpu.shared_memory_per_multiprocessor:
+        return {**launch, "grid": (programs, 1), "BLOCKS": blocks}
+    return {**launch, "BLOCKS": 1}
 
 
 @norm_relu_pool.register_fake

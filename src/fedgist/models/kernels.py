@@ -1,4 +1,4 @@
-"""Triton kernels of `fused`: one program works on one image and BLOCK channels of a client.
+"""Triton kernels of `fused`: one program works on one image and BLOCK channels of a client, or several times as many.
 
 The four pixels of every square of the pooling lie in four tiles [POSITIONS, BLOCK], so that the pooling is a sum of
 tiles, and the norm's moments are sums over all four; two passes over registers, as exact as two over memory.
@@ -110,26 +110,32 @@ def norm_relu_pool_backward(
 
 
 @triton.jit
+def convolved(patches, inside, weight, LOADED: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of patches with weights; those that are not yet there are loaded, and gone afterwards."""
+    if not LOADED:
+        patches = tl.load(patches, inside, 0.0)
+    return tl.dot(patches, weight, input_precision=PRECISION)
+
+
+@triton.jit
 def conv_norm_relu_pool(
     x, weights, gammas, betas, out, images, inputs, height, width, channels, rows, columns,
     x_client, x_image, x_channel, x_row, x_column,
     out_client, out_image, out_channel, out_row, out_column,
     epsilon, SIDE: tl.constexpr, PADDING: tl.constexpr, PATCH: tl.constexpr, PRECISION: tl.constexpr,
-    POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+    POSITIONS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The same behind a convolution of stride 1 whose patches have at most PATCH numbers: its output is never written.
 
-    `weights` [clients, channels, inputs · SIDE²]; a bias would be subtracted again by the norm.
+    `weights` [clients, channels, inputs · SIDE²]; a bias would be subtracted again by the norm. A program of
+    several BLOCKS of channels keeps the patches, so that they are gathered once; one of a single block holds a quarter
+    of them at a time.
     """
     client, image = (tl.program_id(0) // images).to(tl.int64), (tl.program_id(0) % images).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     position = tl.arange(0, POSITIONS)
     row, column = position // columns, position % columns
-    inside = (position < rows * columns)[:, None] & (channel < channels)[None, :]
     number = tl.arange(0, PATCH)
     size = inputs * SIDE * SIDE
-    weight = weights + client * channels * size + (channel * size)[None, :] + number[:, None]
-    weight = tl.load(weight, (number < size)[:, None] & (channel < channels)[None, :], 0.0)
     source, below, right = number // (SIDE * SIDE), number // SIDE % SIDE, number % SIDE
     # one pixel up and to the left of the first patch that the pooling needs, seen from every number of a patch
     top = 2 * row[:, None] + below[None, :] - PADDING
@@ -138,13 +144,23 @@ def conv_norm_relu_pool(
     start = x + client * x_client + image * x_image + (source * x_channel)[None, :] + top * x_row + left * x_column
     up, down = known & (top >= 0) & (top < height), known & (top >= -1) & (top < height - 1)
     near, far = (left >= 0) & (left < width), (left >= -1) & (left < width - 1)
-    a = tl.dot(tl.load(start, up & near, 0.0), weight, input_precision=PRECISION)
-    b = tl.dot(tl.load(start + x_column, up & far, 0.0), weight, input_precision=PRECISION)
-    c = tl.dot(tl.load(start + x_row, down & near, 0.0), weight, input_precision=PRECISION)
-    d = tl.dot(tl.load(start + x_row + x_column, down & far, 0.0), weight, input_precision=PRECISION)
-    gamma = tl.load(gammas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
-    beta = tl.load(betas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
-    pooled = pool_normed(a, b, c, d, gamma, beta, epsilon, 4 * rows * columns, inside)
-    place = out + client * out_client + image * out_image + (channel * out_channel)[None, :]
-    place += (row * out_row + column * out_column)[:, None]
-    tl.store(place, pooled.to(out.dtype.element_ty), inside)
+    patches_a, patches_b, patches_c, patches_d = start, start + x_column, start + x_row, start + x_row + x_column
+    in_a, in_b, in_c, in_d = up & near, up & far, down & near, down & far
+    if BLOCKS > 1:
+        patches_a, patches_b = tl.load(patches_a, in_a, 0.0), tl.load(patches_b, in_b, 0.0)
+        patches_c, patches_d = tl.load(patches_c, in_c, 0.0), tl.load(patches_d, in_d, 0.0)
+    for block in range(BLOCKS):
+        channel = (tl.program_id(1) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        inside = (position < rows * columns)[:, None] & (channel < channels)[None, :]
+        weight = weights + client * channels * size + (channel * size)[None, :] + number[:, None]
+        weight = tl.load(weight, (number < size)[:, None] & (channel < channels)[None, :], 0.0)
+        a = convolved(patches_a, in_a, weight, BLOCKS > 1, PRECISION)
+        b = convolved(patches_b, in_b, weight, BLOCKS > 1, PRECISION)
+        c = convolved(patches_c, in_c, weight, BLOCKS > 1, PRECISION)
+        d = convolved(patches_d, in_d, weight, BLOCKS > 1, PRECISION)
+        gamma = tl.load(gammas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+        beta = tl.load(betas + client * channels + channel, channel < channels, 0.0).to(tl.float32)
+        pooled = pool_normed(a, b, c, d, gamma, beta, epsilon, 4 * rows * columns, inside)
+        place = out + client * out_client + image * out_image + (channel * out_channel)[None, :]
+        place += (row * out_row + column * out_column)[:, None]
+        tl.store(place, pooled.to(out.dtype.element_ty), inside)
