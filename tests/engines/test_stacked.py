@@ -365,6 +365,22 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
 
 
+def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that works with many numbers; what it sees of a pool does not count, nor does a single call."""
+    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)
+    runner = Stacked(workers=1)
+    monkeypatch.setattr(runner, "_cuda", True)
+
+    def stacks(size: int, rows: int = 3, fn: Any = scan) -> int:
+        args = (lambda w, *_: w, torch.zeros(size)) + ((torch.zeros(2),) if fn is scan else ())
+        works = [next(fn(*args, Pool(x=torch.zeros(rows))).__await__()) for _ in range(4)]
+        return runner._parts([request(work, Place()) for work in works])
+
+    assert stacks(49) == 1 and stacks(50) == 4
+    assert stacks(49, rows=1000) == 1
+    assert stacks(50, fn=compute) == 1
+
+
 def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
     for sizes in (SEVEN, tuple(2 * n for n in SEVEN)):

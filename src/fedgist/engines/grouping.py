@@ -69,6 +69,12 @@ class Request:
         """The size of its largest pool."""
         return max([x.shape[0] for x, pooled in zip(self.consts, self.pooled, strict=True) if pooled], default=0)
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers a step works with, those of its inputs and of pools, of which it sees a part, left out."""
+        seen = [x for x, pooled in zip(self.consts, self.pooled, strict=True) if not pooled]
+        return sum(x.numel() for x in (*self.carry, *seen))
+
 
 def request(work: Work, place: Place) -> Request:
     carry: list[Tensor] = []

@@ -36,6 +36,8 @@ LARGEST_STACK = 16
 WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
 MEASURED_STEPS = 2
+FILLS_A_GPU = 1 << 22
+"""Numbers from which on the steps of one client keep a GPU busy: stacked, their convolutions would only be slower."""
 VMAP_COST = 0.003
 """Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
@@ -138,7 +140,8 @@ class Stacked:
         if same in self._alone or not self._stacks(members):
             return count
         if self._cuda:
-            return math.ceil(count / self._largest.get(same, count))
+            large = isinstance(members[0].work, Scan) and members[0].numbers >= FILLS_A_GPU
+            return count if large else math.ceil(count / self._largest.get(same, count))
         return self._stack_count(count)
 
     def _stack_count(self, clients: int) -> int:
