@@ -25,6 +25,7 @@ WAYS = (
     ("sequential", False, "float32"),
     ("stacked", False, "float32"),
     ("stacked", True, "float32"),
+    ("stacked", True, "float16"),
     ("compiled", True, "float32"),
     ("compiled", True, "bfloat16"),
 )
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--engines", nargs="+", default=["sequential", "stacked", "compiled"])
     options = parser.parse_args()
     place = Place(torch.device(options.device))
     net, rng = models.build("convnet", SHAPE, 10, width=options.width), Rng(0)
@@ -51,6 +53,8 @@ def main() -> None:
     starts = [pool["x"][:: 2 * options.batch // IPC][: options.classes * IPC].clone() for pool in pools]
     exact = None
     for engine, tf32, precision in WAYS:
+        if engine not in options.engines:
+            continue
         matcher = Matcher(net, 5.0, SGD(), 1.0, precision=precision)
         runner = executor(engine, options.device, tf32=tf32)
 

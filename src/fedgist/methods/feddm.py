@@ -23,7 +23,7 @@ from fedgist.core.method import Task
 from fedgist.core.work import Chunks, scan
 from fedgist.learning.optimisers import SGD
 from fedgist.synthesis.augmentation import KINDS, Augmentation
-from fedgist.synthesis.matching import ClassBatches, ClassMeans, Matcher, class_means, shares
+from fedgist.synthesis.matching import PRECISIONS, ClassBatches, ClassMeans, Matcher, class_means, shares
 from fedgist.synthesis.pixels import pixel_range
 from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 
@@ -38,7 +38,9 @@ class Config(SurrogateOptions):
     augmentation: tuple[str, ...] = option(
         (), "Siamese augmentation of real and synthetic images, as in color,crop,cutout.", choices=KINDS
     )
-    precision: str = option("float32", "What the matching step computes in.", choices=("float32", "bfloat16"))
+    precision: str = option(
+        "float32", "What the matching step computes in; float16: the real images' part of it.", choices=PRECISIONS
+    )
     even: bool = option(
         False, "Places for full batches, also of rare classes: clients with equally many classes have equal shapes."
     )

@@ -54,6 +54,16 @@ def on_sphere(w: Weights, seed: Tensor, radius: float, fixed: frozenset[str] = f
 
 ClassMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
+    "float32": (None, None),
+    "float16": (torch.float16, None),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+}
+"""What real and synthetic images are embedded in; None: in their own type.
+
+A float16 has as many digits as TF32. Synthetic images keep theirs, because small gradients would vanish in it.
+"""
+
 
 def class_means(embeddings: Tensor, shares: Tensor, seed: Tensor) -> Tensor:
     """[classes, m] means of [images, m] embeddings: all that leaves the real data.
@@ -141,19 +151,20 @@ class Matcher:
         With a `box` [2, channels, 1, 1] of lowest and highest pixels, images that leave it are put back.
         """
         images, state = carry
+        of_real, of_own = PRECISIONS[self.precision]
         around = on_sphere(w, drawn["weights"], self.rho, self.net.buffers)
-        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], drawn), real, drawn["noise"])
+        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], drawn, of_real), real, drawn["noise"])
 
         def loss(images: Weights) -> tuple[Tensor, tuple[()]]:
-            return matching_loss(target, own @ self._embed(around, images["x"], drawn)), ()
+            return matching_loss(target, own @ self._embed(around, images["x"], drawn, of_own)), ()
 
         grads, _ = gradient(loss, images)
         moved, state = self.optimiser.step(images, grads, state, self.lr)
         return moved if box is None else {"x": moved["x"].clamp(box[0], box[1])}, state
 
-    def _embed(self, w: Weights, x: Tensor, drawn: Tree) -> Tensor:
-        """The embeddings of augmented images, computed in the chosen precision, given in that of the images."""
-        x, dtype = self.augmentation(x, drawn["augmentation"]), x.dtype
-        if self.precision == "bfloat16":
-            w, x = {name: tensor.bfloat16() for name, tensor in w.items()}, x.bfloat16()
-        return embed(self.net, w, x).to(dtype)
+    def _embed(self, w: Weights, x: Tensor, drawn: Tree, computed_in: torch.dtype | None) -> Tensor:
+        """The embeddings of augmented images, in the images' own type."""
+        x, own = self.augmentation(x, drawn["augmentation"]), x.dtype
+        if computed_in is not None:
+            w, x = {name: tensor.to(computed_in) for name, tensor in w.items()}, x.to(computed_in)
+        return embed(self.net, w, x).to(own)
