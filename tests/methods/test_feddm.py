@@ -205,6 +205,20 @@ def test_one_full_batch_step_descends_the_pooled_loss(weighting: str, monkeypatc
     assert tree.norm(tree.sub(expected, w)) > 1e-3
 
 
+def test_the_servers_rate_falls_in_the_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps on all images, the second a quarter as long."""
+    settings = {"server_epochs": 2, "server_batch": 64, "server_lr": 0.1, "server_decay": 0.25}
+    free = {"server_momentum": 0.0, "server_weight_decay": 0.0}
+    engine = federation("real", dtype=torch.float64, **settings, **free)
+    w, model, kept = engine.state["w"], engine.method.model, sent(engine, monkeypatch)
+    moved = after(engine)
+    x, y = (torch.cat([getattr(kept[0][id], part) for id in kept[0]]) for part in ("images", "labels"))
+    with torch.no_grad():
+        for lr in (0.1, 0.025):
+            w = tree.sub(w, tree.scale(gradient(lambda w: (F.cross_entropy(model(w, x).logits, y), ()), w)[0], lr))
+    assert tree.norm(tree.sub(moved, w)) < 1e-9
+
+
 def test_the_server_may_see_its_images_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mirrored images, and no others: a step on all of them mirrored is the step that the server makes."""
     monkeypatch.setattr(surrogate.Augmentation, "each", lambda self, x, seed: x.flip(3) if self.kinds else x)

@@ -45,6 +45,7 @@ class SurrogateOptions:
     server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
     server_batch: int = option(256, "Images in a batch of the server.", low=1)
     server_lr: float = option(0.01, "Learning rate of the server.", above=0)
+    server_decay: float = option(1.0, "Factor of that rate in the second half of a round's steps.", above=0, high=1)
     server_momentum: float = option(0.9, "Momentum of the server, started anew each round.", low=0, high=0.9999)
     server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
     server_augmentation: tuple[str, ...] = option(
@@ -89,12 +90,12 @@ class SurrogateTrainer:
     rho: float
     augmentation: Augmentation = UNCHANGED
 
-    def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights, lr: Tensor) -> Tree:
+    def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights) -> Tree:
         if self.augmentation.kinds:
             index = batch["index"]
             pool = {"x": self.augmentation.each(pool["x"][index], batch["augmentation"]), "y": pool["y"][index]}
             batch = {**batch, "index": torch.arange(len(index), device=index.device)}
-        w, state = self.trainer.step(carry, batch, pool, lr)
+        w, state = self.trainer.step(carry, batch, pool, batch["lr"])
         return project(w, centre, self.rho, self.trainer.model.buffers), state
 
 
@@ -158,13 +159,15 @@ class Surrogate(Method):
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
         plan["mask"] = plan["mask"] * weight[plan["index"]]
+        steps = len(plan["index"])
+        plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
+        plan["lr"][steps // 2 :] *= config.server_decay
         if config.server_augmentation:
-            plan["augmentation"] = rng("augmentation").seeds(len(plan["index"]))
+            plan["augmentation"] = rng("augmentation").seeds(steps)
         sgd = SGD(config.server_momentum, config.server_weight_decay)
         changes = Augmentation(config.server_augmentation)
         learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho, changes)
-        lr = torch.tensor(config.server_lr, dtype=torch.float64)
-        w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w, lr)
+        w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)
         return w
 
     # A client
