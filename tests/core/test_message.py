@@ -25,6 +25,7 @@ from fedgist.core.message import (
     message,
     peek_tag,
     size,
+    to_bytes,
     uint8,
     wire,
 )
@@ -254,6 +255,36 @@ def test_additive_fields_must_have_one_shape() -> None:
     codec = Codec({"n": 5})
     with pytest.raises(WireError, match="one shape"):
         add_up(Gradient, [codec.pack(Gradient(torch.zeros(n))) for n in (2, 3)])
+
+
+@message
+class Rounded:
+    """An additive field that may travel in whole numbers."""
+
+    g: Tensor = wire(float32, uint8, shape=("n",), additive=True)
+
+
+def test_whole_numbers_are_summed_whole_and_with_others_in_double() -> None:
+    codec = Codec({"n": 5})
+    whole, tiny = torch.full((1,), 200, dtype=uint8), torch.full((1,), 2.0**-24)
+    parts = {dtype: codec.pack(Rounded(value)) for dtype, value in {uint8: whole, float32: tiny}.items()}
+    total = add_up(Rounded, [parts[uint8]] * 2)["g"]
+    assert (total.dtype, total.item()) == (int64, 400)
+    for order in ((uint8, float32, uint8), (float32, uint8, uint8)):
+        assert add_up(Rounded, [parts[dtype] for dtype in order])["g"].item() == 400 + 2.0**-24
+
+
+def test_a_size_depends_on_all_that_travels() -> None:
+    """Equal leaves under another name have another header, in another dtype another payload."""
+    codec = Codec({"n": 5})
+    leaves = codec.pack(Rounded(torch.zeros(3)))
+    assert size(Rounded, leaves) == size(Rounded, codec.pack(Rounded(torch.ones(3))))
+    assert size(Rounded, leaves).payload == 12
+    assert size(Rounded, codec.pack(Rounded(torch.zeros(3, dtype=uint8)))).payload == 3
+    for cls in (Rounded, Gradient):
+        assert size(cls, leaves).header + 12 == len(to_bytes(cls, leaves))
+    assert size(Everything, {"labels": leaves["g"]}).numbers == 0
+    assert size(Everything, {"images": leaves["g"]}).numbers == 3
 
 
 def test_half_precision_is_summed_in_double() -> None:

@@ -75,8 +75,9 @@ class Ledger:
             if position:  # a resumed run forgets the rows after its checkpoint: they are about to be written again
                 self._file.seek(position["bytes"])
                 self._file.truncate()
-            else:
-                csv.writer(self._file).writerow(COLUMNS)
+            self._rows = csv.writer(self._file)
+            if not position:
+                self._rows.writerow(COLUMNS)
 
     def records(self, tag: str) -> bool:
         """Whether messages of this type are to be kept; `fedavg.Local` may be given as `Local` or in full."""
@@ -93,8 +94,7 @@ class Ledger:
         else:
             total.bytes_down, total.paper_down = total.bytes_down + exact, total.paper_down + paper
         if self._file is not None:
-            row = (self.run, *asdict(entry).values(), size.header, size.payload, paper)
-            csv.writer(self._file).writerow(row)
+            self._rows.writerow((self.run, *vars(entry).values(), size.header, size.payload, paper))
 
     def keep(self, entry: Entry, data: bytes) -> None:
         """Add one encoded message to the transcript."""

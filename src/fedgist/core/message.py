@@ -6,6 +6,7 @@ metadata names the message. A receiver knows which message it expects and how la
 tag, names, dtypes, shapes and byte counts before it allocates anything; nothing from the wire is ever executed.
 """
 
+import functools
 import json
 import math
 import typing
@@ -44,6 +45,10 @@ class Wire:
     shape: tuple[int | str, ...] | str = ()
     additive: bool = False
     paper: bool = True
+
+    def dtype_of(self, tensor: Tensor) -> torch.dtype:
+        """The dtype in which a tensor travels."""
+        return tensor.dtype if tensor.dtype in self.dtypes else self.dtypes[0]
 
 
 def wire(
@@ -114,7 +119,11 @@ class Size:
     numbers: int
 
 
-def _header(cls: type, described: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> bytes:
+Described = tuple[str, torch.dtype, tuple[int, ...]]
+"""The name, dtype and shape of a leaf."""
+
+
+def _header(cls: type, described: Iterable[Described]) -> bytes:
     """The length prefix and JSON header of a safetensors file, padded to eight bytes."""
     entries: dict[str, Any] = {"__metadata__": {"fedgist": tag_of(cls)}}
     end = 0
@@ -126,17 +135,22 @@ def _header(cls: type, described: Iterable[tuple[str, torch.dtype, tuple[int, ..
     return len(text).to_bytes(8, "little") + text
 
 
-def _describe(leaves: Leaves) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-    return [(name, leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()]
+def _describe(leaves: Leaves) -> tuple[Described, ...]:
+    return tuple([(name, leaf.dtype, leaf.shape) for name, leaf in leaves.items()])
 
 
 def size(cls: type, leaves: Leaves) -> Size:
     """The size of a packed message, without encoding it."""
+    return _size(cls, _describe(leaves))
+
+
+@functools.lru_cache(maxsize=256)  # a run sends few forms of message, and sends them very often
+def _size(cls: type, described: tuple[Described, ...]) -> Size:
     schema = schema_of(cls)
     return Size(
-        header=len(_header(cls, _describe(leaves))),
-        payload=sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()),
-        numbers=sum(leaf.numel() for name, leaf in leaves.items() if schema[name.split("/")[0]][1].paper),
+        header=len(_header(cls, described)),
+        payload=sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in described),
+        numbers=sum(math.prod(shape) for name, _, shape in described if schema[name.split("/")[0]][1].paper),
     )
 
 
@@ -179,7 +193,7 @@ class Codec:
                 for have, want in zip(actual, shape, strict=True)
             )
             if not fits:
-                raise WireError(f"{tag_of(cls)}.{name}: shape {actual} does not fit {shape}")
+                raise WireError(f"{tag_of(cls)}.{name}: shape {tuple(actual)} does not fit {shape}")
         for dimension, value in sizes.items():
             bound = self.bounds.get(dimension)
             if not isinstance(bound, int):
@@ -192,13 +206,14 @@ class Codec:
         cls, leaves = type(msg), {}
         for name, (kind, declared) in schema_of(cls).items():
             value = getattr(msg, name)
-            place = self.place.device
-            if kind in SCALARS:
-                value, place = torch.tensor(value), torch.device("cpu")
+            if kind in SCALARS:  # on the host, where the receiver reads it
+                number = torch.tensor(value)
+                leaves[name] = number.to(declared.dtype_of(number))
+                continue
             for key, tensor in value.items() if kind == Params else [("", value)]:
-                dtype = tensor.dtype if tensor.dtype in declared.dtypes else declared.dtypes[0]
-                leaves[f"{name}/{key}" if key else name] = tensor.detach().to(place, dtype, copy=True).contiguous()
-        self._check(cls, {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items()})
+                own = tensor.detach().to(self.place.device, declared.dtype_of(tensor), copy=True)
+                leaves[f"{name}/{key}" if key else name] = own.contiguous()
+        self._check(cls, {name: (leaf.dtype, leaf.shape) for name, leaf in leaves.items()})
         return {name: leaves[name] for name in self.layout(cls)}
 
     def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
@@ -311,12 +326,21 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
     """The sum of the additive fields over several packed messages, in float64: a receiver rounds once."""
     additive = {name for name, (_, declared) in schema_of(cls).items() if declared.additive}
-    total: Leaves = {}
+    addends: dict[str, list[Tensor]] = {}
     for leaves in parts:
         for name, leaf in leaves.items():
             if name.split("/")[0] in additive:
-                wide = leaf.double() if leaf.is_floating_point() else leaf.long()
-                if name in total and total[name].shape != wide.shape:
-                    raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
-                total[name] = total[name] + wide if name in total else wide
+                addends.setdefault(name, []).append(leaf)
+    for name, found in addends.items():
+        if len({leaf.shape for leaf in found}) > 1:
+            raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
+    return {name: _wide_sum(found) for name, found in addends.items()}
+
+
+def _wide_sum(addends: list[Tensor]) -> Tensor:
+    """One after the other, as they come; adding to a wide total widens what is added, so it need not be done before."""
+    floating = any(addend.is_floating_point() for addend in addends)
+    total = addends[0].to(torch.float64 if floating else torch.int64)
+    for addend in addends[1:]:
+        total = total + addend
     return total
