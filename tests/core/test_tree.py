@@ -87,6 +87,20 @@ def test_same_means_the_same_objects() -> None:
     assert tree.same(a, tree.copy(a))
     assert not tree.same(a, {"x": torch.zeros(1), "n": [1]})
     assert not tree.same(a, {"x": a["x"]})
+    assert not tree.same(a, {"y": a["x"], "n": a["n"]})
+    assert not tree.same(a, {**a, "n": (1,)})
+    assert not tree.same(a, {**a, "n": [1, 2]})
+    assert not tree.same(a, Pool(a))
+
+
+def test_a_copy_has_its_own_containers_and_the_same_leaves() -> None:
+    a = {"x": torch.zeros(1), "n": [1, ({"y": torch.ones(1)}, None)], "pool": Pool(x=torch.zeros(2))}
+    b = tree.copy(a)
+    assert tree.same(a, b)
+    b["n"][1][0]["y"] = torch.ones(1)
+    assert not tree.same(a, b)
+    assert tree.same(a, tree.copy(a))
+    assert isinstance(b["pool"], Pool)
 
 
 def test_a_pool_stays_a_pool() -> None:

@@ -63,12 +63,20 @@ def rebuild(tree: Tree, new_leaves: Sequence[Any]) -> Tree:
 
 def copy(tree: Tree) -> Tree:
     """New containers around the same leaves."""
-    return map(lambda leaf: leaf, tree)
+    if isinstance(tree, dict):
+        return type(tree)({key: copy(value) for key, value in tree.items()})
+    return type(tree)([copy(value) for value in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
 def same(a: Tree, b: Tree) -> bool:
     """Whether two trees hold the very same objects in the same places."""
-    return structure(a) == structure(b) and all(x is y for x, y in zip(leaves(a), leaves(b), strict=True))
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return False
 
 
 def to(tree: Tree, device: torch.device | str) -> Tree:

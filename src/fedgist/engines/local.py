@@ -161,7 +161,7 @@ class LocalEngine(Engine):
             self.count(ask.node, name, "down", type(msg), leaves)
             site = self._site(name)
             start = partial(answer, self.method, handler, site, received)
-            deliveries.append(Delivery(site, start, tree.copy(site.state)))
+            deliveries.append(Delivery(site, start, self._stored(name)))
         return deliveries
 
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
@@ -221,11 +221,14 @@ class LocalEngine(Engine):
     def _site(self, id: str) -> Site:
         rng = client_rng(self.rng.root, id)
         site = Site(id, self.round, self.data[id], None, rng("init"), self.info[id])
-        state = self.working.get(id, self.site_states.get(id))
-        if state is None:
-            state = self.working[id] = self._put(self.method.client_init(site))
-        site.state, site.rng = tree.copy(state), rng(self.phase, self.round, self.exchange)
+        if self._stored(id) is None:
+            self.working[id] = self._put(self.method.client_init(site))
+        site.state, site.rng = tree.copy(self._stored(id)), rng(self.phase, self.round, self.exchange)
         return site
+
+    def _stored(self, id: str) -> Tree:
+        """A site's state as it stands, or None; nobody changes it in place: a handler gets new containers."""
+        return self.working.get(id, self.site_states.get(id))
 
 
 def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:
