@@ -48,12 +48,29 @@ def by_value(what: Any) -> Hashable:
     return what
 
 
+class Key:
+    """All that makes work the same computation: hashed once, because it is long and is looked up many times."""
+
+    def __init__(self, tokens: Sequence[Hashable]):
+        self._tokens = tuple(tokens)
+        self._hash = hash(self._tokens)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._hash == other._hash and self._tokens == other._tokens
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self._tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """A client's work, flattened once: equal keys mean that one stacked call can do both."""
 
     work: Work
-    key: Hashable
+    key: Key
     carry: list[Tensor]
     xs: list[Tensor]
     """The inputs of a scan's steps; those that are made piece by piece, for the first step only."""
@@ -85,13 +102,13 @@ def request(work: Work, place: Place) -> Request:
     if isinstance(work, Compute):
         tokens.append(by_value(work.fn))
         _flatten(work.args, place, tokens, consts, pooled)
-        return Request(work, tuple(tokens), carry, xs, consts, pooled, 1)
+        return Request(work, Key(tokens), carry, xs, consts, pooled, 1)
     made = isinstance(work.xs, Chunks)
     tokens += [by_value(work.step), "made" if made else "given"]
     _flatten(work.carry, place, tokens, carry)
     _flatten(work.xs.make(work.xs.seed, 0, 1) if made else work.xs, place, tokens, xs, rows=True)
     _flatten(work.consts, place, tokens, consts, pooled)
-    return Request(work, tuple(tokens), carry, xs, consts, pooled, length(work.xs))
+    return Request(work, Key(tokens), carry, xs, consts, pooled, length(work.xs))
 
 
 def _flatten(
@@ -114,10 +131,10 @@ def _flatten(
         dtype = place.dtype if node.is_floating_point() else node.dtype
         tokens += (dtype, node.shape[1:] if rows else node.shape)
     elif isinstance(node, dict):
-        names = sorted(node)
+        names, rows = sorted(node), rows or isinstance(node, Pool)
         tokens.append((type(node), *names))
         for name in names:
-            _flatten(node[name], place, tokens, tensors, pooled, rows or isinstance(node, Pool))
+            _flatten(node[name], place, tokens, tensors, pooled, rows)
     elif isinstance(node, (list, tuple)):
         tokens.append((type(node), len(node)))
         for value in node:
@@ -278,7 +295,7 @@ class Group:
         return len(self.requests)
 
     @property
-    def key(self) -> Hashable:
+    def key(self) -> Key:
         return self.requests[0].key
 
     @property
@@ -326,7 +343,7 @@ class Group:
         """The dimension of the clients in each input of a step."""
         return [0] * len(self.requests[0].xs) if self._made else [column.dim for column in self.xs]
 
-    @property
+    @functools.cached_property
     def dims(self) -> tuple[int | None, ...]:
         """The dimension of the clients in each tensor that the function takes."""
         return (*([0] * len(self.carry)), *self.step_dims, *(column.dim for column in self.consts))
