@@ -139,6 +139,8 @@ class CoDream(Taught):
         self.space = dream_space(config, task)
         self.inputs, self.layer = self.space.shape, config.layer
         self.optimiser = dream_optimiser(config.dream_optimiser, config.dream_lr, config.server_lr)
+        models = task.models.values()
+        self.dreamers = {model: Dreamer(config.objective(model, config.layer), self.space) for model in models}
         together = config.collaborate and not config.layer
         if config.adaptive and not (together and config.dream_optimiser == "distadam"):
             raise FedgistError("adaptive needs dream_optimiser=distadam, collaborate=true and no layer")
@@ -244,31 +246,30 @@ class CoDream(Taught):
     async def move(self, model: Model, w: Params, v: Params) -> Params:
         """A model's gradient, or its pseudo-gradient after M local steps."""
         if self.config.dream_optimiser == "distadam":
-            found: Params = await compute(self.dreamer(model).gradient, v, w)
+            found: Params = await compute(self.dreamers[model].gradient, v, w)
             return found
         return tree.sub(await self.descend(model, w, v, self.config.local_steps), v)
 
     async def descend(self, model: Model, w: Params, v: Params, steps: int) -> Params:
-        dreamer, lr = self.dreamer(model), torch.tensor(self.config.dream_lr, dtype=torch.float64)
+        dreamer, lr = self.dreamers[model], torch.tensor(self.config.dream_lr, dtype=torch.float64)
         v, _ = await scan(dreamer.step, (v, dreamer.adam.init(v)), torch.arange(steps), w, lr)
         return v
-
-    def dreamer(self, model: Model) -> Dreamer:
-        return Dreamer(self.config.objective(model, self.config.layer), self.space)
 
     # A client
 
     async def update(self, me: Site, msg: Dreams) -> DreamUpdate:
-        p, update = self.p(me) / msg.unit, tree.zeros_like(msg.v)
-        if p > 0:  # a client without data has nothing to say
+        p = self.p(me) / msg.unit
+        if p > 0:
             update = tree.scale(await self.move(self.model_of(me), me.state["w"], msg.v), p)
+        else:  # a client without data has nothing to say
+            update = tree.zeros_like(msg.v)
         return DreamUpdate(encode(update, msg.bits, me.rng), p)
 
     async def label(self, me: Site, msg: Label) -> SoftLabels:
         return SoftLabels(self.p(me) * await self.outputs(me, msg.v), self.p(me))
 
     async def outputs(self, site: Site, v: Params) -> Tensor:
-        logits: Tensor = await compute(self.dreamer(self.model_of(site)).logits, v, site.state["w"])
+        logits: Tensor = await compute(self.dreamers[self.model_of(site)].logits, v, site.state["w"])
         return logits if self.config.labels == "logits" else logits.softmax(1)
 
     async def alone(self, me: Site, msg: DreamAlone) -> OwnDreams:
