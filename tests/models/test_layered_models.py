@@ -343,6 +343,15 @@ def test_init_has_torchs_default_distribution():
     assert torch.equal(w["norm1.running_var"], torch.ones(128))
 
 
+def test_ten_convolutions_without_norms_keep_the_size_of_a_signal():
+    """He's initialisation of VGG13: with torch's, features of size 10⁻⁴ would come out, and no gradient back."""
+    net = build("vgg13", (3, 32, 32), 10, width=32)
+    w = net.init(RNG)
+    features = net(w, RNG("signal").normal(16, 3, 32, 32)).features
+    assert 0.3 < features.square().mean().sqrt() < 3
+    assert not any(w[name].any() for name in w if name.startswith("conv") and name.endswith("bias"))
+
+
 def test_init_is_a_function_of_its_rng_alone():
     model = make("resnet9")
     state = torch.get_rng_state()

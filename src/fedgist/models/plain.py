@@ -133,7 +133,7 @@ def vgg13(input_shape: tuple[int, int, int], classes: int, *, width: int = 64, n
     layers: Layers = ()
     for stage, factor in enumerate((1, 2, 4, 8, 8), start=1):
         for i in (2 * stage - 1, 2 * stage):
-            conv = Conv(channels, factor * width, kernel=3, padding=1)
+            conv = Conv(channels, factor * width, kernel=3, padding=1, he=True)  # torch's default would stay at chance
             layers += ((f"conv{i}", conv), *_norm_relu(i, norm, factor * width))
             channels = factor * width
         layers += ((f"pool{stage}", MaxPool()),)
