@@ -104,7 +104,8 @@ class CapturedScan:
             tensor.copy_(column.stacked(self._place))
         for buffer, column in zip(self._consts, group.consts, strict=True):
             buffer.load(column)
-        self._lengths.copy_(torch.tensor(group.lengths))
+        if self._ragged:  # else nobody reads them, and a copy from the host waits for the device
+            self._lengths.copy_(torch.tensor(group.lengths))
         self._step.zero_()
         self._row.zero_()
 

@@ -105,7 +105,7 @@ class Stacked:
                             works[i] = roles[i].send(outcomes.pop(i))
                         except StopIteration as stop:
                             results[i] = stop.value
-                    outcomes = self._do(works)
+                    outcomes = self._do(works) if works else {}
         finally:
             for role in roles:
                 role.close()

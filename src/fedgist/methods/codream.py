@@ -139,6 +139,7 @@ class CoDream(Taught):
         self.space = dream_space(config, task)
         self.inputs, self.layer = self.space.shape, config.layer
         self.optimiser = dream_optimiser(config.dream_optimiser, config.dream_lr, config.server_lr)
+        self.dream_lr = torch.tensor(config.dream_lr, dtype=torch.float64)  # one for all: brought to a GPU once
         models = task.models.values()
         self.dreamers = {model: Dreamer(config.objective(model, config.layer), self.space) for model in models}
         together = config.collaborate and not config.layer
@@ -251,8 +252,8 @@ class CoDream(Taught):
         return tree.sub(await self.descend(model, w, v, self.config.local_steps), v)
 
     async def descend(self, model: Model, w: Params, v: Params, steps: int) -> Params:
-        dreamer, lr = self.dreamers[model], torch.tensor(self.config.dream_lr, dtype=torch.float64)
-        v, _ = await scan(dreamer.step, (v, dreamer.adam.init(v)), torch.arange(steps), w, lr)
+        dreamer, device = self.dreamers[model], next(iter(v.values())).device
+        v, _ = await scan(dreamer.step, (v, dreamer.adam.init(v)), torch.arange(steps, device=device), w, self.dream_lr)
         return v
 
     # A client
