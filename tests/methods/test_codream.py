@@ -25,6 +25,7 @@ from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.methods.codream import DreamAlone, ShowModel
+from fedgist.synthesis.dream_traffic import dream_traffic
 from fedgist.synthesis.inversion import Objective
 
 ENGINE = ("ledger", "offline")
@@ -203,7 +204,8 @@ def test_the_estimate_of_traffic_is_what_the_ledger_counts(settings: dict[str, A
     ledger = Ledger(path)
     engine = play(build(exchanges=5, ledger=ledger, **settings))
     payload = sum(int(row["payload_bytes"]) for row in rows(path, ledger)) / len(engine.ids)
-    ours, usual = engine.method.traffic()
+    method = engine.method
+    ours, usual = dream_traffic(method.config, method.space, method.model, method.task.classes)
     scalars = 4 + 5 * (4 + 8 + 4) + 4
     first = 6 * 64 * 2 if settings.get("bits") else 0
     if settings.get("offload"):

@@ -30,6 +30,7 @@ from fedgist.learning.knowledge import Lesson, Taught, TaughtOptions, Train, Tra
 from fedgist.models.model import Model
 from fedgist.synthesis.dream_optimisers import BITS, NAMES, decode, dream_optimiser, encode, grid
 from fedgist.synthesis.dream_spaces import SpaceOptions, dream_space
+from fedgist.synthesis.dream_traffic import warn_of_traffic
 from fedgist.synthesis.inversion import Dreamer, DreamOptions, Unsure, has_statistics
 
 log = logging.getLogger("fedgist")
@@ -153,22 +154,7 @@ class CoDream(Taught):
         for name, model in task.models.items():
             if config.statistics and not has_statistics(model, config.layer):
                 log.warning(f"codream: dreams pass no BatchNorm in {name}, so its BatchNorm term (Eq. 6) is absent")
-        ours, usual = self.traffic()
-        if ours > usual:
-            log.warning(
-                f"codream will move {ours / 1e6:,.1f} MB a round for each client, {ours / usual:,.1f} times what "
-                f"fedavg would with {self.model.name}; fewer exchanges, fewer dreams or bits=8 make it cheaper"
-            )
-
-    def traffic(self) -> tuple[int, int]:
-        """Payload bytes of a client and round, up and down: of this configuration, and of FedAvg."""
-        c, model = self.config, 4 * sum(map(math.prod, self.model.shapes.values()))
-        dream_bytes, outputs = min(4, max(2, c.bits // 8)), 4 * c.dreams * self.task.classes
-        v = sum(map(math.prod, self.space.shapes.values()))
-        taught = c.dreams * math.prod(self.space.shape) * dream_bytes + outputs
-        exchanges = model if c.offload else c.exchanges * v * (dream_bytes + c.bits // 8)
-        dreaming = exchanges + v * dream_bytes + outputs if c.collaborate else taught
-        return dreaming + taught * (c.learners == "all"), 2 * model
+        warn_of_traffic(config, self.space, self.model, task.classes)
 
     def bounds(self, model: str) -> Bounds:
         sizes = {"count": self.config.dreams, "size": math.prod(self.space.shape), "classes": self.task.classes}
