@@ -104,6 +104,7 @@ X, Y = TEST
         ({"classes": 2}, "there is a label 2, but classes = 2 allows 0 to 1"),
         ({"data": "digits"}, "data set 'digits' has its own test set and classes"),
         ({"seeds": 3}, "fedgist.run makes one run; for several seeds call it with seed=0, seed=1"),
+        ({"dataset": "mnist"}, "fedgist.run takes a data set as data='mnist', not as dataset"),
         ({"rouns": 3}, "unknown option 'rouns'; did you mean 'rounds'"),
         ({"method": "fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'"),
         ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean 'mlp'"),

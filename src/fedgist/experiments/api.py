@@ -42,6 +42,8 @@ def run(
     """
     if int(options.get("seeds", 1)) != 1:
         raise FedgistError("fedgist.run makes one run; for several seeds call it with seed=0, seed=1, …")
+    if "dataset" in options:
+        raise FedgistError(f"fedgist.run takes a data set as data={options['dataset']!r}, not as dataset")
     own = {} if isinstance(model, str) else {OWN: partial(_from_module, model, features)}
     fixed = {"method": method, "model": model if isinstance(model, str) else OWN}
     if isinstance(data, str):
