@@ -3,13 +3,22 @@
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sklearn.datasets  # noqa: F401 (its first import draws from Python's global generator, which tests watch)
 import torch
+
+from fedgist.core import tree
+from fedgist.core.ledger import Ledger
+from fedgist.core.method import Method
+from fedgist.engines import executor
+from fedgist.engines.local import LocalEngine
+from fedgist.engines.remote import RemoteEngine, Transport
+from fedgist.experiments.inputs import Inputs
 
 # The nets in the tests are so small that a second intra-op thread only costs time.
 torch.set_num_threads(1)
@@ -47,6 +56,33 @@ def no_global_rng() -> Iterator[None]:
             "torch modules, whose constructors draw, inside torch.random.fork_rng()",
             pytrace=False,
         )
+
+
+@pytest.fixture
+def same_as_in_one_process(tmp_path: Path) -> Callable[..., RemoteEngine]:
+    """Two rounds here and through a transport, an evaluation after each: states bit for bit, ledger to the byte.
+
+    `sites` is the folder in which the remote sites keep their states.
+    """
+
+    def compare(method: Method, transport: Transport, inputs: Inputs, sites: Path) -> RemoteEngine:
+        with closing(Ledger(tmp_path / "near.csv")) as one, closing(Ledger(tmp_path / "far.csv")) as other:
+            alike: dict[str, Any] = {"info": inputs.info, "seed": 0, "executor": executor("sequential")}
+            near = LocalEngine(method, inputs.sites, **alike, ledger=one)
+            far = RemoteEngine(method, transport, **alike, ledger=other)
+            for _ in range(2):
+                near.run_round()
+                far.run_round()
+                assert near.evaluate(inputs.test) == far.evaluate(inputs.test)
+        assert not far.gone
+        assert tree.digest(near.states) == tree.digest(far.states)
+        for id, version in far.versions.items():
+            kept = tree.load(sites / id / "runs" / far.run / f"{version}.safetensors")
+            assert tree.digest(near.site_states[id]) == tree.digest(kept)
+        assert (tmp_path / "near.csv").read_text() == (tmp_path / "far.csv").read_text()
+        return far
+
+    return compare
 
 
 @pytest.fixture

@@ -4,17 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fedgist import methods
-from fedgist.core import tree
-from fedgist.core.ledger import Ledger
-from fedgist.engines import executor
-from fedgist.engines.local import LocalEngine
 from fedgist.engines.remote import RemoteEngine
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
@@ -52,27 +47,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[flare.FlareT
             simulator.wait()
 
 
-def site_state(folder: Path, engine: RemoteEngine, id: str) -> object:
-    """What a site keeps on its disk as its state."""
-    return tree.load(folder / id / "runs" / engine.run / f"{engine.versions[id]}.safetensors")
-
-
 @pytest.mark.parametrize("method", methods.registry())
-def test_the_simulator_gives_the_same(method: str, job: tuple[flare.FlareTransport, Path], tmp_path: Path) -> None:
-    """Two rounds with an evaluation after each: states bit for bit, ledger to the byte."""
+def test_the_simulator_gives_the_same(
+    method: str, job: tuple[flare.FlareTransport, Path], same_as_in_one_process: Callable[..., RemoteEngine]
+) -> None:
     transport, folder = job
     assert transport.sites == SITES
     config, inputs = toy(method)
-    built = methods.find(method)(config.options, inputs.task)
-    with closing(Ledger(tmp_path / "near.csv")) as one, closing(Ledger(tmp_path / "far.csv")) as other:
-        near = LocalEngine(built, inputs.sites, info=inputs.info, seed=0, executor=executor("sequential"), ledger=one)
-        far = RemoteEngine(built, transport, inputs.info, seed=0, executor=executor("sequential"), ledger=other)
-        for _ in range(2):
-            near.run_round()
-            far.run_round()
-            assert near.evaluate(inputs.test) == far.evaluate(inputs.test)
-    assert not far.gone
-    assert tree.digest(near.states) == tree.digest(far.states)
-    for id in far.versions:
-        assert tree.digest(near.site_states[id]) == tree.digest(site_state(folder, far, id))
-    assert (tmp_path / "near.csv").read_text() == (tmp_path / "far.csv").read_text()
+    same_as_in_one_process(methods.find(method)(config.options, inputs.task), transport, inputs, folder)

@@ -6,7 +6,6 @@ As in a deployment, every message meets a site that remembers nothing but its fi
 import json
 import tomllib
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ from typer.testing import CliRunner
 
 from fedgist import methods
 from fedgist.cli import app as command_line
-from fedgist.core import tree
 from fedgist.core.errors import FedgistError
-from fedgist.core.ledger import Ledger
 from fedgist.engines import executor
 from fedgist.engines.envelope import Question, Refusal, seal, unseal
 from fedgist.engines.host import SiteHost
-from fedgist.engines.local import LocalEngine
 from fedgist.engines.remote import Lost, RemoteEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import from_dataset
@@ -115,8 +111,9 @@ def name_of(context: Context) -> str:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddm", "repshare", "scaffold"])
-def test_flower_gives_the_same(method: str, tmp_path: Path) -> None:
-    """Two rounds with an evaluation after each: states bit for bit, ledger to the byte."""
+def test_flower_gives_the_same(
+    method: str, tmp_path: Path, same_as_in_one_process: Callable[..., RemoteEngine]
+) -> None:
     layer = {"method": method, "dataset": "digits", "limit": 300, "clients": 3, "device": "cpu"}
     config = resolve(layer, profile="toy")
     inputs = from_dataset(config)
@@ -129,20 +126,8 @@ def test_flower_gives_the_same(method: str, tmp_path: Path) -> None:
     nodes = {90 + number: {"site-name": id} for number, id in enumerate(inputs.sites)}
     transport = flower.FlowerTransport(InProcess(flower.client_app(name_of, make_host), nodes), poll=0)
     assert transport.find(inputs.sites, 10) == set()
-    with closing(Ledger(tmp_path / "near.csv")) as one, closing(Ledger(tmp_path / "far.csv")) as other:
-        near = LocalEngine(built, inputs.sites, info=inputs.info, seed=0, executor=executor("sequential"), ledger=one)
-        far = RemoteEngine(built, transport, inputs.info, seed=0, executor=executor("sequential"), ledger=other)
-        for _ in range(2):
-            near.run_round()
-            far.run_round()
-            assert near.evaluate(inputs.test) == far.evaluate(inputs.test)
-    assert not far.gone
-    assert tree.digest(near.states) == tree.digest(far.states)
-    for id, version in far.versions.items():
-        kept = tree.load(tmp_path / id / "runs" / far.run / f"{version}.safetensors")
-        assert tree.digest(near.site_states[id]) == tree.digest(kept)
+    far = same_as_in_one_process(built, transport, inputs, tmp_path)
     assert (method in ("repshare", "scaffold")) == bool(far.versions)  # whose clients have states
-    assert (tmp_path / "near.csv").read_text() == (tmp_path / "far.csv").read_text()
 
 
 # What the transport says about nodes
