@@ -25,7 +25,7 @@ LONG = 3600  # seconds
 
 def cost_key(config: RunConfig) -> str:
     """What an estimate depends on: whole numbers and names, not rates, weights, seeds or what only a GPU heeds."""
-    told = {key: value for key, value in chosen(config).items() if key not in (*HOW, "tf32")}
+    told = {key: value for key, value in chosen(config).items() if key not in (*HOW, "tf32", "precision")}
     lasting = {key: value for key, value in told.items() if not isinstance(value, float) or key in ("active", "alpha")}
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:12]
 

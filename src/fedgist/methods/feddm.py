@@ -39,7 +39,7 @@ class Config(SurrogateOptions):
         (), "Siamese augmentation of real and synthetic images, as in color,crop,cutout.", choices=KINDS
     )
     precision: str = option(
-        "float32", "What the matching step computes in; float16: the real images' part of it.", choices=PRECISIONS
+        "float32", "What the matching step computes in; float16: real images, on a GPU.", choices=PRECISIONS
     )
     even: bool = option(
         False, "Places for full batches, also of rare classes: clients with equally many classes have equal shapes."

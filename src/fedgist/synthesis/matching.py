@@ -61,7 +61,8 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
 }
 """What real and synthetic images are embedded in; None: in their own type.
 
-A float16 has as many digits as TF32. Synthetic images keep theirs, because small gradients would vanish in it.
+A float16 has as many digits as TF32. Synthetic images keep their own, because small gradients would vanish in it, and so
+do all images on a CPU, which is slow with it.
 """
 
 
@@ -165,6 +166,6 @@ class Matcher:
     def _embed(self, w: Weights, x: Tensor, drawn: Tree, computed_in: torch.dtype | None) -> Tensor:
         """The embeddings of augmented images, in the images' own type."""
         x, own = self.augmentation(x, drawn["augmentation"]), x.dtype
-        if computed_in is not None:
+        if computed_in is not None and (x.is_cuda or computed_in != torch.float16):
             w, x = {name: tensor.to(computed_in) for name, tensor in w.items()}, x.to(computed_in)
         return embed(self.net, w, x).to(own)
