@@ -61,8 +61,8 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
 }
 """What real and synthetic images are embedded in; None: in their own type.
 
-A float16 has as many digits as TF32. Synthetic images keep their own, because small gradients would vanish in it, and so
-do all images on a CPU, which is slow with it.
+A float16 has as many digits as TF32. Synthetic images keep their own type, because small gradients would vanish in it,
+and so do all images on a CPU, which is slow with it.
 """
 
 
