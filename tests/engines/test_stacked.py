@@ -366,19 +366,24 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that works with many numbers; what it sees of a pool does not count, nor does a single call."""
+    """What counts is what a client works with, not what it sees of a pool, nor what all of them share in a call."""
     monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)
     runner = Stacked(workers=1)
     monkeypatch.setattr(runner, "_cuda", True)
 
-    def stacks(size: int, rows: int = 3, fn: Any = scan) -> int:
-        args = (lambda w, *_: w, torch.zeros(size)) + ((torch.zeros(2),) if fn is scan else ())
-        works = [next(fn(*args, Pool(x=torch.zeros(rows))).__await__()) for _ in range(4)]
-        return runner._parts([request(work, Place()) for work in works])
+    def stacks(works: list[Any]) -> int:
+        return runner._parts([request(next(work.__await__()), Place()) for work in works])
 
-    assert stacks(49) == 1 and stacks(50) == 4
-    assert stacks(49, rows=1000) == 1
-    assert stacks(50, fn=compute) == 1
+    def scans(carry: int, rows: int = 3) -> list[Any]:
+        step, pool = Affine(0.5).step, Pool(x=torch.zeros(rows))
+        return [scan(step, torch.zeros(carry), torch.ones(2), pool) for _ in range(4)]
+
+    def calls(own: int, shared: Tensor) -> list[Any]:
+        return [compute(torch.add, torch.zeros(own), shared) for _ in range(4)]
+
+    assert stacks(scans(49)) == 1 and stacks(scans(50)) == 4
+    assert stacks(scans(49, rows=1000)) == 1
+    assert stacks(calls(1, torch.zeros(1000))) == 1 and stacks(calls(50, torch.zeros(1))) == 4
 
 
 def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,12 +86,6 @@ class Request:
         """The size of its largest pool."""
         return max([x.shape[0] for x, pooled in zip(self.consts, self.pooled, strict=True) if pooled], default=0)
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers a step works with, those of its inputs and of pools, of which it sees a part, left out."""
-        seen = [x for x, pooled in zip(self.consts, self.pooled, strict=True) if not pooled]
-        return sum(x.numel() for x in (*self.carry, *seen))
-
 
 def request(work: Work, place: Place) -> Request:
     carry: list[Tensor] = []
@@ -353,6 +347,15 @@ class Group:
         """Which tensors that the function takes are pools, and which of their dimensions varies."""
         before = len(self.carry) + len(self.step_dims)
         return {before + i: 0 if pool.shared else 1 for i, pool in enumerate(self.consts) if pool.pooled}
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of its own a client works with, of which pools, seen in parts, are none.
+
+        In a scan these are the carry, which soon differs, and all constants; in a single call what differs.
+        """
+        seen = [column for column in self.consts if not column.pooled and (self.is_scan or not column.shared)]
+        return sum(column.tensors[0].numel() for column in (*self.carry, *seen))
 
     @property
     def identical(self) -> bool:

@@ -37,7 +37,7 @@ WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
 MEASURED_STEPS = 2
 FILLS_A_GPU = 1 << 22
-"""Numbers from which on the steps of one client keep a GPU busy: stacked, their convolutions would only be slower."""
+"""Numbers from which on the work of one client keeps a GPU busy: stacked, its convolutions would only be slower."""
 VMAP_COST = 0.003
 """Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
@@ -90,6 +90,7 @@ class Stacked:
         self._lock = threading.Lock()
         self._names: dict[Hashable, str] = {}
         self._alone: set[Hashable] = set()
+        self._large: dict[Hashable, bool] = {}
         self._largest: dict[Hashable, int] = {}
         self._programs: dict[Hashable, Program] = {}
 
@@ -140,8 +141,9 @@ class Stacked:
         if same in self._alone or not self._stacks(members):
             return count
         if self._cuda:
-            large = isinstance(members[0].work, Scan) and members[0].numbers >= FILLS_A_GPU
-            return count if large else math.ceil(count / self._largest.get(same, count))
+            if same not in self._large:
+                self._large[same] = Group(members).numbers >= FILLS_A_GPU
+            return count if self._large[same] else math.ceil(count / self._largest.get(same, count))
         return self._stack_count(count)
 
     def _stack_count(self, clients: int) -> int:
@@ -166,9 +168,9 @@ class Stacked:
     # How it is done
 
     def _together(self, group: Group) -> bool:
-        """Whether a group runs as a stack: that of one client only on a GPU, where its steps can be recorded."""
-        worth = group.size > 1 or (self._cuda and group.is_scan and group.lengths[0] >= SHORTEST_CAPTURE)
-        return worth and group.key not in self._alone
+        """Whether a group runs as a stack: that of one client only on a GPU, where what comes again is recorded."""
+        often = self._large.get(group.key, False) or (group.is_scan and group.lengths[0] >= SHORTEST_CAPTURE)
+        return (group.size > 1 or (self._cuda and often)) and group.key not in self._alone
 
     def _run(self, group: Group) -> list[Any]:
         """The results of equal requests; what cannot be stacked is done for one client after the other."""
