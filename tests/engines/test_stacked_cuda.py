@@ -86,6 +86,22 @@ def test_equals_sequential(model: str, caplog: pytest.LogCaptureFixture) -> None
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
+def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph serves all of them, for scans and for calls, and there is no vmap in it."""
+    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 1)
+    trainer = mlp(momentum=0.9)
+    runner = Stacked(GPU)
+    found, plain = (one.drive(works(trainer, (6, 6, 6))) for one in (runner, Sequential(GPU)))
+    assert [program.vectorised.single for program in runner._programs.values()] == [True] and len(graphs(runner)) == 1
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one[0], other[0])
+    own = [torch.full((5,), float(i), device="cuda") for i in range(3)]
+    for _ in range(3):
+        made = runner.drive([compute(torch.sin, each) for each in own])
+        assert all(torch.equal(one, each.sin()) for one, each in zip(made, own, strict=True))
+    assert len(graphs(runner)) == 2
+
+
 def test_results_survive_the_next_replay() -> None:
     runner, trainer = Stacked(GPU), mlp(momentum=0.9)
     first = runner.drive(works(trainer, (6, 6), seed=1))
