@@ -21,11 +21,12 @@ from fedgist.experiments.presets import HERE, HOW, chosen
 
 REFERENCE = HERE / "estimates.json"
 LONG = 3600  # seconds
+CHEAP = ("tf32", "precision", "server_augmentation")  # the first two are heeded by a GPU only
 
 
 def cost_key(config: RunConfig) -> str:
-    """What an estimate depends on: whole numbers and names, not rates, weights, seeds or what only a GPU heeds."""
-    told = {key: value for key, value in chosen(config).items() if key not in (*HOW, "tf32", "precision")}
+    """What an estimate depends on: whole numbers and names, not rates, weights, seeds or what hardly costs anything."""
+    told = {key: value for key, value in chosen(config).items() if key not in (*HOW, *CHEAP)}
     lasting = {key: value for key, value in told.items() if not isinstance(value, float) or key in ("active", "alpha")}
     return hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:12]
 

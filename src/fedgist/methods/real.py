@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedgist.core.config import option
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
+from fedgist.synthesis.augmentation import KINDS
 from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 
 
@@ -23,7 +24,8 @@ class Real(Surrogate):
     summary = "FedDM's control, no privacy at all: clients send as many real images (Xiong et al. 2023)."
     Config = Config
     profiles = {
-        "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20},
+        "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20}
+        | {"server_augmentation": KINDS},
         "small": {"dataset": "mnist5k", "model": "convnet:width=16", "partition": "dirichlet-balanced", "rounds": 5}
         | {"server_epochs": 40, "server_batch": 64, "server_lr": 0.03}
         | {"note": "5,000 digits, ConvNet of width 16, 5 rounds, 40 server epochs"},
