@@ -36,7 +36,7 @@ LARGEST_STACK = 16
 WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
 MEASURED_STEPS = 2
-FILLS_A_GPU = 1 << 22
+FILLS_A_GPU = 1 << 19
 """Numbers from which on the work of one client keeps a GPU busy: stacked, its convolutions would only be slower."""
 VMAP_COST = 0.003
 """Seconds that vmap costs a step of a stack, roughly: what tracing can save."""

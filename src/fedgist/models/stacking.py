@@ -9,17 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.work import stacked
+from fedgist.models.convolution import Pair, convolution
 
 LARGEST_PATCH = 256
 """Numbers in a patch up to which copying the patches out costs less than a grouped convolution."""
-
-Pair = tuple[int, int]
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """torch.conv2d."""
     if stacked() and x.is_cuda and weight[0].numel() <= LARGEST_PATCH:
         return by_patches(x, weight, bias, stride, padding)
+    if x.is_cuda and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        return convolution(x, weight, bias, stride, padding)
     return torch.conv2d(x, weight, bias, stride, padding)
 
 
