@@ -25,7 +25,7 @@ class Real(Surrogate):
     Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20}
-        | {"server_augmentation": KINDS},
+        | {"server_augmentation": KINDS, "server_decay": 0.1},
         "small": {"dataset": "mnist5k", "model": "convnet:width=16", "partition": "dirichlet-balanced", "rounds": 5}
         | {"server_epochs": 40, "server_batch": 64, "server_lr": 0.03}
         | {"note": "5,000 digits, ConvNet of width 16, 5 rounds, 40 server epochs"},
