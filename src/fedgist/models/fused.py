@@ -67,7 +67,7 @@ def _in_one(layers: Layers) -> Step:
 def _norm_block(norm: str) -> Step:
     """Norm, ReLU and pooling by a kernel."""
     weight, bias = f"{norm}.weight", f"{norm}.bias"
-    return lambda w, x, buffers, tap: norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON)[0]
+    return lambda w, x, buffers, tap: norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON).squeeze(0)
 
 
 def _conv_block(name: str, conv: Conv, norm: str) -> Step:
@@ -82,7 +82,8 @@ def _conv_block(name: str, conv: Conv, norm: str) -> Step:
             return conv_norm_relu_pool(x[None], w[conv_weight][None], gamma, beta, conv.padding, EPSILON)[0]
         if conv.bias and w[conv_bias].requires_grad:
             beta = beta + 0 * w[conv_bias]  # whoever asks for its gradient gets one: zeros
-        return norm_relu_pool(convolve(w, x, buffers, tap)[None], gamma, beta, EPSILON)[0]
+        # not [0], whose gradient is copied into zeros
+        return norm_relu_pool(convolve(w, x, buffers, tap)[None], gamma, beta, EPSILON).squeeze(0)
 
     return step
 
