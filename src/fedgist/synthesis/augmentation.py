@@ -67,10 +67,9 @@ def _color(x: Tensor, u: Tensor, active: Tensor) -> Tensor:
     saturation = torch.where(active, u[1] * SATURATION, 1.0)
     contrast = torch.where(active, u[2] + CONTRAST, 1.0)
     x = x + brightness
-    grey = x.mean(1, keepdim=True)
-    x = grey + (x - grey) * saturation if x.shape[1] > 1 else x
-    mean = x.mean((1, 2, 3), keepdim=True)
-    return mean + (x - mean) * contrast
+    if x.shape[1] > 1:
+        x = torch.lerp(x.mean(1, keepdim=True), x, saturation)
+    return torch.lerp(x.mean((1, 2, 3), keepdim=True), x, contrast)
 
 
 def _move(x: Tensor, u: Tensor, crop: Tensor, flip: Tensor, scale: Tensor, rotate: Tensor) -> Tensor:
