@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedgist.core.rng import Rng
-from fedgist.models.layers import Norm
+from fedgist.models.layers import Moments, Norm, channel_moments
 
 RNG = Rng(3)("norms")
 
@@ -122,3 +122,20 @@ def test_tapped_statistics_are_differentiable_and_vmap():
 
     close(vmap(grad(lambda x: total(x, 0)))(x), torch.full_like(x, 1 / 24))
     close(vmap(grad(lambda x: total(x, 1)))(x), 2 * (x - x.mean((1, 3, 4), keepdim=True)) / 24)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 5)])
+def test_moments_in_one_pass(shape):
+    """What a GPU takes: values, first and second derivatives, and many clients at once, as by plain means."""
+    x = Rng(0).normal(3, *shape).double()
+    plain, fast = channel_moments, Moments.apply
+
+    def loss(function):
+        return lambda x: sum((moment * (1 + moment)).sin().sum() for moment in function(x))
+
+    for one, other in zip(fast(x[0]), plain(x[0]), strict=True):
+        close(one, other)
+    close(vmap(grad(loss(fast)))(x), vmap(grad(loss(plain)))(x))
+    with torch.random.fork_rng():
+        assert torch.autograd.gradcheck(fast, x[0].requires_grad_())
+        assert torch.autograd.gradgradcheck(fast, x[0].detach().requires_grad_())
