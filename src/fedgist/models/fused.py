@@ -5,8 +5,11 @@ times and take longer than its convolutions; as one kernel they read them once a
 the same for the gradient. Where none is asked for, as for FedDM's real images and in every evaluation, a convolution of
 few channels before them joins in, and what it makes is never written at all. Any other before them runs without its
 bias, another pass over what it makes, which the norm would subtract again.
+
+A LeNet's blocks, with BatchNorm and max pooling, are `frozen`'s.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.layers import EPSILON, AvgPool, Conv, Layers, Norm, Relu, Step, Tap, Weights, bind_all
+from fedgist.models import frozen
+from fedgist.models.layers import (
+    EPSILON,
+    AvgPool,
+    Conv,
+    Layers,
+    MaxPool,
+    Norm,
+    NormStatistics,
+    Relu,
+    Step,
+    Tap,
+    Weights,
+    bind_all,
+)
 
 LARGEST_IMAGE = 4096
 """Pixels of an activation that a program holds at once, at most."""
@@ -24,6 +41,9 @@ LARGEST_PATCH = 64
 """Numbers in a patch up to which a convolution joins in."""
 TILE, BACKWARD_TILE = 8192, 4096
 """Pooled values of a program, over pixels and channels."""
+
+Served = Callable[[Weights, Tensor, Weights | None], bool]
+"""Whether a block's kernels can take these weights, activations and buffers."""
 
 
 def bind_fused(layers: Layers) -> tuple[Step, ...]:
@@ -43,25 +63,54 @@ def _block(layers: Layers) -> int:
             return 4
         case [Norm(kind="instance"), Relu(), AvgPool(size=2), *_]:
             return 3
+        case [Conv(stride=1, bias=True) as conv, Norm(kind="batch"), Relu(), MaxPool(size=2)] if frozen.takes(conv):
+            return 4
     return 1
 
 
 def _in_one(layers: Layers) -> Step:
     """A block: its kernels where they serve, its layers one after the other elsewhere."""
-    parts, (name, first), norm = bind_all(layers), layers[0], layers[-3][0]
-    if isinstance(first, Conv):
-        by_kernels, grows = _conv_block(name, first, norm), 2 * first.padding - first.kernel + 1
-    else:
-        by_kernels, grows = _norm_block(norm), 0
+    parts = bind_all(layers)
+    by_kernels, served = (_frozen_block if isinstance(layers[-1][1], MaxPool) else _instance_block)(layers)
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
-        if serves(x, grows):
+        if served(w, x, buffers):
             return by_kernels(w, x, buffers, tap)
         for part in parts:
             x = part(w, x, buffers, tap)
         return x
 
     return step
+
+
+def _instance_block(layers: Layers) -> tuple[Step, Served]:
+    """Instance norm, ReLU and average pooling, perhaps behind a convolution."""
+    (name, first), norm = layers[0], layers[-3][0]
+    if isinstance(first, Conv):
+        by_kernels, grows = _conv_block(name, first, norm), 2 * first.padding - first.kernel + 1
+    else:
+        by_kernels, grows = _norm_block(norm), 0
+    return by_kernels, lambda w, x, buffers: serves(x, grows)
+
+
+def _frozen_block(layers: Layers) -> tuple[Step, Served]:
+    """Convolution, BatchNorm, ReLU and max pooling in evaluation mode; where weights learn, the layers are better."""
+    (name, conv), (norm, _) = layers[:2]
+    assert isinstance(conv, Conv)
+    padding, grows = conv.padding, 2 * conv.padding - conv.kernel + 1
+    running = f"{norm}.running_mean", f"{norm}.running_var"
+    names = f"{name}.weight", f"{name}.bias", f"{norm}.weight", f"{norm}.bias", *running
+
+    def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+        pooled, mean, variance = frozen.block(x[None], *(w[key][None] for key in names), padding, EPSILON)
+        if tap is not None:
+            tap.append(NormStatistics(mean.squeeze(0), variance.squeeze(0), w[running[0]], w[running[1]]))
+        return pooled.squeeze(0)
+
+    def served(w: Weights, x: Tensor, buffers: Weights | None) -> bool:
+        return buffers is None and serves_frozen(x, grows) and not any(w[key].requires_grad for key in names)
+
+    return step, served
 
 
 def _norm_block(norm: str) -> Step:
@@ -103,6 +152,19 @@ def serves(x: Tensor, grows: int = 0) -> bool:
         and height % 2 == 0
         and width % 2 == 0
         and 0 < height * width <= LARGEST_IMAGE
+        and _triton_is_there()
+    )
+
+
+def serves_frozen(x: Tensor, grows: int) -> bool:
+    """The same for the kernels of `frozen`, which know images of all sizes and one dtype."""
+    height, width = x.shape[-2] + grows, x.shape[-1] + grows
+    return (
+        x.is_cuda
+        and x.dtype == torch.float32
+        and height % 2 == 0
+        and width % 2 == 0
+        and min(len(x), height, width) > 0
         and _triton_is_there()
     )
 

@@ -1,0 +1,228 @@
+"""The blocks of a LeNet in evaluation mode, where images are differentiated and weights are not: on a GPU, with Triton.
+
+Dreams are found by thousands of gradients of images at fixed weights (Co-Dream). Convolution, BatchNorm, ReLU and max
+pooling, one after the other, read and write what the convolution makes a dozen times; here it is never written on the
+way forward, and once on the way back. The layers one after the other say what is right, and take over where more is
+asked for: gradients of the weights, or of the gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from fedgist.models.layers import Conv, Tap, batch_norm
+
+LARGEST_KERNEL, MOST_CHANNELS = 5, 16
+"""Up to these sizes a thread can keep what it computes, and the products of a patch can be written out one by one."""
+SQUARES, PIXELS = 128, 256
+"""Squares of the pooling, and pixels of an image's gradient, that a program works on: one and two for each thread."""
+
+Outputs = tuple[Tensor, Tensor, Tensor]
+
+
+def takes(conv: Conv) -> bool:
+    """Whether a block that begins so is small enough; larger convolutions are better off with cuDNN."""
+    return conv.kernel <= LARGEST_KERNEL and max(conv.inputs, conv.outputs) <= MOST_CHANNELS
+
+
+def block(*given: Any) -> Outputs:
+    """max_pool2d(relu(batch_norm(y)), 2) of y = conv2d(x) with stride 1, and y's mean and variance in each channel.
+
+    Takes what `forward` takes; plainly or under `torch.func`, and as often differentiable as the layers are.
+    """
+    made: Outputs = Block.apply(*given)
+    return made
+
+
+@torch.library.custom_op("fedgist::frozen_block", mutates_args=(), device_types="cuda")
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+    running_variance: Tensor, padding: int, epsilon: float,
+) -> Outputs:  # fmt: skip
+    """x [clients, images, inputs, height, width], where clients may share one by a stride of 0; the convolution's
+    weight [clients, channels, inputs, side, side]; all others [clients, channels]. Height and width of y are even.
+
+    With s = y − running mean, mean y = running mean + mean s and var y = mean s² − (mean s)². The subtraction costs no
+    digits unless the images are many standard deviations away from what the norm remembers.
+    """
+    from fedgist.models import frozen_kernels
+
+    clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
+    programs = -(-images * rows * columns // SQUARES)
+    pooled = x.new_empty(clients, images, channels, rows, columns)
+    sums = x.new_empty(clients, programs, 2, channels)
+    weights = _spread(weight, 1)
+    frozen_kernels.forward[programs, clients](
+        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance), pooled, sums, *x.shape[1:],
+        *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
+    )  # fmt: skip
+    shift, squared = (sums.sum(1) / (4 * images * rows * columns)).unbind(1)
+    return pooled, running_mean + shift, squared - shift.square()
+
+
+@torch.library.custom_op("fedgist::frozen_block_backward", mutates_args=(), device_types="cuda")
+def backward(
+    to_pooled: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor,
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+    running_variance: Tensor, padding: int, epsilon: float,
+) -> Tensor:  # fmt: skip
+    """The gradient of x, for every client its own, where those of the block's outputs are given.
+
+    For the n values y of a channel: ∂ mean/∂y = 1/n, and ∂ variance/∂y = 2 (y − mean)/n, in which the derivative of
+    the mean has no part because Σ (y − mean) = 0. With p̄, m̄ and v̄ the gradients of pooled value, mean and variance,
+
+        ȳ = p̄ · gamma / √(running variance + ε) · [y is the first of the largest of its square, and not cut by ReLU]
+            + m̄/n + (2 v̄/n) (y − mean),
+
+    and x̄ is ȳ convolved back.
+    """
+    from fedgist.models import frozen_kernels
+
+    clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
+    to_y = x.new_empty(clients, images, channels, 2 * rows, 2 * columns)
+    side, weights = weight.shape[-1], _spread(weight, 1)
+    frozen_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
+        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
+        to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
+    )  # fmt: skip
+    to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
+    frozen_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
+        to_y, weights, to_x, *to_y.shape[1:], *to_x.shape[2:], side, padding, PIXELS, weights.shape[-1]
+    )
+    return to_x
+
+
+def _pooled_size(x: Tensor, weight: Tensor, padding: int) -> tuple[int, int]:
+    grows = 2 * padding - weight.shape[-1] + 1
+    return (x.shape[-2] + grows) // 2, (x.shape[-1] + grows) // 2
+
+
+def _spread(weight: Tensor, dim: int) -> Tensor:
+    """Weights whose dimension `dim` comes last, with zeros up to a power of two: what a thread reads in one go."""
+    size = weight.shape[dim]
+    return F.pad(weight.movedim(dim, -1), (0, (1 << (size - 1).bit_length()) - size)).contiguous()
+
+
+def _flat(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in tensors]
+
+
+@forward.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+    running_variance: Tensor, padding: int, epsilon: float,
+) -> Outputs:  # fmt: skip
+    clients, channels = weight.shape[:2]
+    pooled = x.new_empty(clients, x.shape[1], channels, *_pooled_size(x, weight, padding))
+    return pooled, torch.empty_like(running_mean), torch.empty_like(running_mean)
+
+
+@backward.register_fake
+def _(
+    to_pooled: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor,
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+    running_variance: Tensor, padding: int, epsilon: float,
+) -> Tensor:  # fmt: skip
+    return x.new_empty(len(weight), *x.shape[1:])
+
+
+def layer_by_layer(
+    x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
+    running_variance: Tensor, padding: int, epsilon: float,
+) -> Outputs:  # fmt: skip
+    """What `forward` computes, by torch's own layers."""
+    tap: Tap = []
+    pooled = []
+    for client, images in enumerate(x):
+        y = torch.conv2d(images, weight[client], bias[client], padding=padding)
+        norm = gamma[client], beta[client], running_mean[client], running_variance[client]
+        normed = batch_norm(y, *norm, ("", ""), buffers=None, tap=tap, epsilon=epsilon)
+        pooled.append(torch.max_pool2d(normed.relu(), 2))
+    return torch.stack(pooled), torch.stack([s.mean for s in tap]), torch.stack([s.variance for s in tap])
+
+
+def _gradients(function: Callable[..., Any], at: Sequence[Tensor], asked: Sequence[bool], grads: Any) -> list[Any]:
+    """Those of the tensors that are `asked` for, None for the others, where `grads` are those of function(*at)."""
+    which = [i for i, needed in enumerate(asked) if needed]
+
+    def of_these(*these: Tensor) -> Any:
+        now = dict(enumerate(at)) | dict(zip(which, these, strict=True))
+        return function(*now.values())
+
+    made: Any = torch.func.vjp(of_these, *(at[i] for i in which))
+    found = dict(zip(which, made[1](grads), strict=True))
+    return [found.get(i) for i in range(len(at))]
+
+
+def _stacked(function: type[Function], info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> Any:
+    """Under vmap, clients are a longer first dimension."""
+    size = info.batch_size
+
+    def longer(one: Any, dim: int | None) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return (one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)).flatten(0, 1)
+
+    made = function.apply(*map(longer, given, dims))
+    if isinstance(made, Tensor):
+        return made.unflatten(0, (size, -1)), 0
+    return tuple(each.unflatten(0, (size, -1)) for each in made), (0,) * len(made)
+
+
+class Block(Function):
+    """`forward`; the gradient of x by kernels where it is the only one asked for, else all by the layers."""
+
+    @staticmethod
+    def forward(*given: Any) -> Outputs:
+        return forward(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        *tensors, ctx.padding, ctx.epsilon = inputs
+        ctx.save_for_backward(output[1], *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        mean, *tensors = ctx.saved_tensors
+        asked = ctx.needs_input_grad[:-2]
+        if any(asked[1:]):
+            layers = partial(layer_by_layer, padding=ctx.padding, epsilon=ctx.epsilon)
+            return (*_gradients(layers, tensors, asked, grads), None, None)
+        to_x = Gradient.apply(*grads, mean, *tensors, ctx.padding, ctx.epsilon)
+        return (to_x, *[None] * (len(asked) - 1), None, None)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        return _stacked(Block, info, dims, given)
+
+
+class Gradient(Function):
+    """`backward`; its own gradients by the layers, of which the given mean is no constant but a result."""
+
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        return backward(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.padding, ctx.epsilon = inputs
+        ctx.save_for_backward(*tensors[:3], *tensors[4:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        def gradient(*at: Tensor) -> Any:
+            layers = partial(layer_by_layer, padding=ctx.padding, epsilon=ctx.epsilon)
+            return _gradients(layers, at[3:], [True], at[:3])[0]
+
+        asked = ctx.needs_input_grad[:3] + ctx.needs_input_grad[4:-2]
+        found = _gradients(gradient, ctx.saved_tensors, asked, *grads)
+        return (*found[:3], None, *found[3:], None, None)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        return _stacked(Gradient, info, dims, given)
