@@ -18,9 +18,11 @@ from torch.autograd import Function
 from fedgist.models.layers import Conv, Tap, batch_norm
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
-"""Up to these sizes a thread can keep what it computes, and the products of a patch can be written out one by one."""
+"""Up to these sizes a thread can keep what it computes in registers."""
 SQUARES, PIXELS = 128, 256
 """Squares of the pooling, and pixels of an image's gradient, that a program works on: one and two for each thread."""
+PRODUCTS = 32
+"""Of a pixel's gradient, at most so many are computed at a place before the next place is looked at."""
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 
@@ -55,14 +57,14 @@ def forward(
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     programs = -(-images * rows * columns // SQUARES)
     pooled = x.new_empty(clients, images, channels, rows, columns)
-    sums = x.new_empty(clients, programs, 2, channels)
+    shares = x.new_empty(clients, programs, 2, channels)
     weights = _spread(weight, 1)
     frozen_kernels.forward[programs, clients](
-        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance), pooled, sums, *x.shape[1:],
+        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
         *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
-    shift, squared = (sums.sum(1) / (4 * images * rows * columns)).unbind(1)
-    return pooled, running_mean + shift, squared - shift.square()
+    shift, squared = shares.sum(1).unbind(1)
+    return pooled, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
 
 
 @torch.library.custom_op("fedgist::frozen_block_backward", mutates_args=(), device_types="cuda")
@@ -91,8 +93,10 @@ def backward(
         to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
+    width = weights.shape[-1]
+    group = max(n for n in range(1, 1 + min(8, PRODUCTS // width)) if channels % n == 0)
     frozen_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
-        to_y, weights, to_x, *to_y.shape[1:], *to_x.shape[2:], side, padding, PIXELS, weights.shape[-1]
+        to_y, weights, to_x, *to_y.shape[1:], *to_x.shape[2:], side, padding, PIXELS, width, group
     )
     return to_x
 
@@ -104,8 +108,9 @@ def _pooled_size(x: Tensor, weight: Tensor, padding: int) -> tuple[int, int]:
 
 def _spread(weight: Tensor, dim: int) -> Tensor:
     """Weights whose dimension `dim` comes last, with zeros up to a power of two: what a thread reads in one go."""
-    size = weight.shape[dim]
-    return F.pad(weight.movedim(dim, -1), (0, (1 << (size - 1).bit_length()) - size)).contiguous()
+    weight, size = weight.movedim(dim, -1), weight.shape[dim]
+    missing = (1 << (size - 1).bit_length()) - size
+    return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
 def _flat(*tensors: Tensor) -> list[Tensor]:

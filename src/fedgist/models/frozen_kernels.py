@@ -25,25 +25,27 @@ def squares(
     x, weights, inputs, height, width, row, column, x_channel, x_row, x_column,
     SIDE: tl.constexpr, PADDING: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What a convolution makes of the image at `x` in the four pixels of every square, as tiles [BLOCK, POSITIONS]."""
+    """What a convolution makes of the image at `x` in the four pixels of every square, as tiles [BLOCK, POSITIONS].
+
+    A line of a patch is written out in the code, no more: whole patches would be hardly faster, and long to compile.
+    """
     top, left = 2 * row - PADDING, 2 * column - PADDING
     x += top * x_row + left * x_column
     weights += tl.arange(0, BLOCK)[:, None]
     a = tl.zeros((BLOCK, POSITIONS), tl.float32)
     b, c, d = a, a, a
-    for _ in range(inputs):
-        for i in tl.static_range(SIDE):
-            for j in tl.static_range(SIDE):
-                weight = tl.load(weights + (i * SIDE + j) * BLOCK)
-                corner = x + i * x_row + j * x_column
-                upper, lower = within(top + i, height), within(top + i + 1, height)
-                near, far = within(left + j, width), within(left + j + 1, width)
-                a += tl.load(corner, upper & near, 0.0) * weight
-                b += tl.load(corner + x_column, upper & far, 0.0) * weight
-                c += tl.load(corner + x_row, lower & near, 0.0) * weight
-                d += tl.load(corner + x_row + x_column, lower & far, 0.0) * weight
-        x += x_channel
-        weights += SIDE * SIDE * BLOCK
+    for line in range(inputs * SIDE):
+        source, i = line // SIDE, line % SIDE
+        start = x + source * x_channel + i * x_row
+        upper, lower = within(top + i, height), within(top + i + 1, height)
+        for j in tl.static_range(SIDE):
+            weight = tl.load(weights + (line * SIDE + j) * BLOCK)
+            near, far = within(left + j, width), within(left + j + 1, width)
+            corner = start + j * x_column
+            a += tl.load(corner, upper & near, 0.0) * weight
+            b += tl.load(corner + x_column, upper & far, 0.0) * weight
+            c += tl.load(corner + x_row, lower & near, 0.0) * weight
+            d += tl.load(corner + x_row + x_column, lower & far, 0.0) * weight
     return a, b, c, d
 
 
@@ -66,14 +68,15 @@ def larger(a, b):
 
 @triton.jit
 def forward(
-    x, weights, biases, gammas, betas, running_means, running_variances, pooled, sums,
+    x, weights, biases, gammas, betas, running_means, running_variances, pooled, shares,
     images, inputs, height, width, channels, rows, columns,
     x_client, x_image, x_channel, x_row, x_column, epsilon,
     SIDE: tl.constexpr, PADDING: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`rows` and `columns` are those of the pooled image; `sums` [clients, programs, 2, channels] of y − running mean.
+    """`rows` and `columns` are those of the pooled image. `weights` [clients, inputs, SIDE, SIDE, BLOCK], with zeros
+    where there is no channel.
 
-    `weights` [clients, inputs, SIDE, SIDE, BLOCK], with zeros where there is no channel.
+    `shares` [clients, programs, 2, channels] are each program's in the means of y − running mean and of its square.
     """
     client = tl.program_id(1).to(tl.int64)
     position = (tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS))[None, :]
@@ -89,9 +92,10 @@ def forward(
     a, b, c, d = a + shift, b + shift, c + shift, d + shift
     total = tl.sum(tl.where(inside, a + b + c + d, 0.0), 1)[:, None]
     squared = tl.sum(tl.where(inside, a * a + b * b + c * c + d * d, 0.0), 1)[:, None]
-    own = sums + (client * tl.num_programs(0) + tl.program_id(0)) * 2 * channels + channel
-    tl.store(own, total, known)
-    tl.store(own + channels, squared, known)
+    values = 4 * images * rows * columns
+    own = shares + (client * tl.num_programs(0) + tl.program_id(0)) * 2 * channels + channel
+    tl.store(own, total / values, known)
+    tl.store(own + channels, squared / values, known)
     best = larger(larger(a * scale + beta, b * scale + beta), larger(c * scale + beta, d * scale + beta))
     place = ((client * images + image) * channels + channel) * rows * columns + row * columns + column
     tl.store(pooled + place, larger(best, 0.0), inside & known)
@@ -144,11 +148,12 @@ def backward_to_y(
 @triton.jit
 def backward_to_x(
     to_y, weights, to_x, images, channels, y_height, y_width, inputs, height, width,
-    SIDE: tl.constexpr, PADDING: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, PADDING: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Convolves the gradient of y back: W[i, j] has taken pixel (r, s) of x to (r + PADDING − i, s + PADDING − j) of y.
 
-    `weights` [clients, channels, SIDE, SIDE, BLOCK], with zeros where there is no input.
+    `weights` [clients, channels, SIDE, SIDE, BLOCK], with zeros where there is no input. GROUP divides the channels: so
+    many are read at a place that is known to be inside.
     """
     client = tl.program_id(1).to(tl.int64)
     position = (tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS))[None, :]
@@ -158,12 +163,13 @@ def backward_to_x(
     source = tl.arange(0, BLOCK)[:, None]
     weights += client * channels * SIDE * SIDE * BLOCK + source
     total = tl.zeros((BLOCK, POSITIONS), tl.float32)
-    for _ in range(channels):
-        for i in tl.static_range(SIDE):
-            for j in tl.static_range(SIDE):
-                inside = within(top - i, y_height) & within(left - j, y_width)
-                total += tl.load(to_y - i * y_width - j, inside, 0.0) * tl.load(weights + (i * SIDE + j) * BLOCK)
-        to_y += y_height * y_width
-        weights += SIDE * SIDE * BLOCK
+    for line in range(channels // GROUP * SIDE):
+        first, i = line // SIDE * GROUP, line % SIDE
+        line_inside = within(top - i, y_height)
+        for j in tl.static_range(SIDE):
+            inside = line_inside & within(left - j, y_width)
+            for k in tl.static_range(GROUP):
+                number = tl.load(to_y + ((first + k) * y_height - i) * y_width - j, inside, 0.0)
+                total += number * tl.load(weights + (((first + k) * SIDE + i) * SIDE + j) * BLOCK)
     place = ((client * images + image) * inputs + source) * height * width + row * width + column
     tl.store(to_x + place, total, (image < images) & (source < inputs))
