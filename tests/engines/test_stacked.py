@@ -366,7 +366,10 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What counts is what a client works with, not what it sees of a pool, nor what all of them share in a call."""
+    """What counts is what a client works with, not what it sees of a pool, nor what all of them share in a call.
+
+    What it only reads counts an eighth.
+    """
     monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)
     runner = Stacked(workers=1)
     monkeypatch.setattr(runner, "_cuda", True)
@@ -374,16 +377,18 @@ def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.Monkey
     def stacks(works: list[Any]) -> int:
         return runner._parts([request(next(work.__await__()), Place()) for work in works])
 
-    def scans(carry: int, rows: int = 3) -> list[Any]:
-        step, pool = Affine(0.5).step, Pool(x=torch.zeros(rows))
-        return [scan(step, torch.zeros(carry), torch.ones(2), pool) for _ in range(4)]
+    def scans(carry: int, rows: int = 3, read: int = 0) -> list[Any]:
+        step, consts = Affine(0.5).step, (Pool(x=torch.zeros(rows)), torch.zeros(read))
+        return [scan(step, torch.zeros(carry), torch.ones(2), *consts) for _ in range(4)]
 
     def calls(own: int, shared: Tensor) -> list[Any]:
         return [compute(torch.add, torch.zeros(own), shared) for _ in range(4)]
 
     assert stacks(scans(49)) == 1 and stacks(scans(50)) == 4
     assert stacks(scans(49, rows=1000)) == 1
-    assert stacks(calls(1, torch.zeros(1000))) == 1 and stacks(calls(50, torch.zeros(1))) == 4
+    assert stacks(scans(40, read=79)) == 1 and stacks(scans(40, read=80)) == 4
+    assert stacks(calls(1, torch.zeros(1000))) == 1
+    assert stacks(calls(399, torch.zeros(1))) == 1 and stacks(calls(400, torch.zeros(1))) == 4
 
 
 def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:

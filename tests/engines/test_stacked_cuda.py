@@ -88,7 +88,7 @@ def test_equals_sequential(model: str, caplog: pytest.LogCaptureFixture) -> None
 
 def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves all of them, for scans and for calls, and there is no vmap in it."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 1)
+    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
     trainer = mlp(momentum=0.9)
     runner = Stacked(GPU)
     found, plain = (one.drive(works(trainer, (6, 6, 6))) for one in (runner, Sequential(GPU)))
