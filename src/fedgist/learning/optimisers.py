@@ -23,7 +23,7 @@ class Optimiser(Protocol):
     def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]: ...
 
 
-def _axpy(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
+def add_scaled(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
     """a + scale · b, in one call for all tensors where that is possible: the Python cost counts for small nets."""
     if stacked():
         if isinstance(scale, Tensor):
@@ -52,11 +52,11 @@ class SGD:
 
     def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
         if self.weight_decay:
-            gradient = _axpy(gradient, self.weight_decay, w)
+            gradient = add_scaled(gradient, self.weight_decay, w)
         if self.momentum:
-            state = _axpy(gradient, self.momentum, state)
-            gradient = _axpy(gradient, self.momentum, state) if self.nesterov else state
-        return _axpy(w, -lr, gradient), state
+            state = add_scaled(gradient, self.momentum, state)
+            gradient = add_scaled(gradient, self.momentum, state) if self.nesterov else state
+        return add_scaled(w, -lr, gradient), state
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Adam:
 
     def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
         if self.weight_decay:
-            gradient = _axpy(gradient, self.weight_decay, w)
+            gradient = add_scaled(gradient, self.weight_decay, w)
         t = state["t"] + 1
         first = tree.map(lambda m, g: torch.lerp(m, g, 1 - self.beta1), state["m"], gradient)
         second = tree.map(lambda v, g: torch.lerp(v, g * g, 1 - self.beta2), state["v"], gradient)
@@ -87,7 +87,7 @@ class Adam:
         dtype = next(iter(w.values())).dtype
         size, root = (lr / bias1).to(dtype), bias2.sqrt().to(dtype)
         step = tree.map(lambda m, v: m / (v.sqrt() / root + self.epsilon), first, second)
-        return _axpy(w, -size, step), {"m": first, "v": second, "t": t}
+        return add_scaled(w, -size, step), {"m": first, "v": second, "t": t}
 
 
 def optimiser(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimiser:

@@ -13,6 +13,18 @@ from torch.autograd import Function
 Pair = tuple[int, int]
 
 
+class ChannelsLast(Function):
+    """The same weights as cuDNN wants them; their gradient lies as they do, so that optimisers take all at once."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].contiguous()
+
+
 class Convolution(Function):
     """y = x ∗ W, without a bias."""
 
@@ -67,6 +79,5 @@ def _gradients(
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """torch.conv2d; channels last, as cuDNN computes, or it would turn every tensor round before and after."""
-    weight = weight.contiguous(memory_format=torch.channels_last)
-    out: Tensor = Convolution.apply(x, weight, stride, padding)
+    out: Tensor = Convolution.apply(x, ChannelsLast.apply(weight), stride, padding)
     return out if bias is None else out + bias[:, None, None]

@@ -23,7 +23,7 @@ from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
 from fedgist.data.client_data import ClientData
 from fedgist.learning.evaluation import accuracy
-from fedgist.learning.optimisers import SGD, Weights
+from fedgist.learning.optimisers import SGD, Weights, add_scaled
 from fedgist.learning.training import Trainer
 from fedgist.models.model import Output
 from fedgist.synthesis.augmentation import KINDS, UNCHANGED, Augmentation
@@ -71,9 +71,11 @@ class Images:
 
 def project(w: Weights, centre: Weights, radius: float, fixed: frozenset[str]) -> Weights:
     """The point of the ball around `centre` that is nearest to `w`; the tensors named in `fixed` stay as they are."""
-    moved = {name: w[name] - centre[name] for name in w if name not in fixed}
+    free = [name for name in w if name not in fixed]
+    from_here = {name: centre[name] for name in free}
+    moved = add_scaled({name: w[name] for name in free}, -1.0, from_here)
     factor = (radius / tree.norm(moved).clamp_min(1e-12)).clamp_max(1.0)
-    return {**w, **{name: centre[name] + factor * moved[name] for name in moved}}
+    return {**w, **add_scaled(from_here, factor, moved)}
 
 
 def weighted_cross_entropy(output: Output, y: Tensor, weight: Tensor, w: Weights) -> Tensor:
