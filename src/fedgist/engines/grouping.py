@@ -356,7 +356,7 @@ class Group:
         which are only read, count an eighth: an MLP that trains beside two more copies of itself is still small.
         """
         seen = [column for column in self.consts if not column.pooled and (self.is_scan or not column.shared)]
-        carried, read = (sum(column.tensors[0].numel() for column in columns) for columns in (self.carry, seen))
+        carried, read = (sum(column.tensors[0].numel() for column in part) for part in (self.carry, seen))
         return carried + read // 8
 
     @property

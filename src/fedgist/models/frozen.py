@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedgist.models.layers import Conv, Tap, batch_norm
+from fedgist.models.stacking import longer
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
 """Up to these sizes a thread can keep what it computes in registers."""
@@ -167,13 +168,7 @@ def _gradients(function: Callable[..., Any], at: Sequence[Tensor], asked: Sequen
 def _stacked(function: type[Function], info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> Any:
     """Under vmap, clients are a longer first dimension."""
     size = info.batch_size
-
-    def longer(one: Any, dim: int | None) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        return (one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)).flatten(0, 1)
-
-    made = function.apply(*map(longer, given, dims))
+    made = function.apply(*longer(size, given, dims))
     if isinstance(made, Tensor):
         return made.unflatten(0, (size, -1)), 0
     return tuple(each.unflatten(0, (size, -1)) for each in made), (0,) * len(made)

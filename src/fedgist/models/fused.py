@@ -34,6 +34,7 @@ from fedgist.models.layers import (
     Weights,
     bind_all,
 )
+from fedgist.models.stacking import longer
 
 LARGEST_IMAGE = 4096
 """Pixels of an activation that a program holds at once, at most."""
@@ -294,15 +295,7 @@ def _stacked(op: Any) -> Any:
     """Under vmap, clients are a longer first dimension."""
 
     def rule(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
-        size = info.batch_size
-
-        def longer(one: Any, dim: int | None) -> Any:
-            if not isinstance(one, Tensor):
-                return one
-            return (one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)).flatten(0, 1)
-
-        made = op(*map(longer, given, dims))
-        return made.unflatten(0, (size, -1)), 0
+        return op(*longer(info.batch_size, given, dims)).unflatten(0, (info.batch_size, -1)), 0
 
     return rule
 

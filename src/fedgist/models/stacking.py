@@ -4,6 +4,9 @@ cuDNN starts a kernel for each group when a group has few channels; a matrix pro
 starts one for all clients.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,3 +51,17 @@ def average(x: Tensor, size: int) -> Tensor:
 
 def by_tiles(x: Tensor, size: int) -> Tensor:
     return x.unflatten(3, (-1, size)).unflatten(2, (-1, size)).mean((3, 5))
+
+
+def longer(size: int, given: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """What a kernel takes whose tensors begin with clients, under a vmap over `size` more: a longer first dimension.
+
+    A tensor that all of them share is not copied.
+    """
+
+    def merged(one: Any, dim: int | None) -> Any:
+        if not isinstance(one, Tensor):
+            return one
+        return (one.expand(size, *one.shape) if dim is None else one.movedim(dim, 0)).flatten(0, 1)
+
+    return [merged(one, dim) for one, dim in zip(given, dims, strict=True)]
