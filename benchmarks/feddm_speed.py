@@ -1,6 +1,7 @@
 """How long a matching step of FedDM takes for a client, and how far a cheaper precision is from float32.
 
     python benchmarks/feddm_speed.py --device cuda                      # CIFAR-10's shape, 9 classes of 256 real images
+    python benchmarks/feddm_speed.py --device cuda --augmented          # the same with siamese augmentation
     python benchmarks/feddm_speed.py --width 16 --classes 2 --batch 32  # small enough for a CPU
 
 The engines run scans of such steps as a round does. The error is that of the image gradient of one step, relative to
@@ -18,6 +19,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Place, Pool, scan
 from fedgist.engines import executor
 from fedgist.learning.optimisers import SGD
+from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import ClassBatches, Matcher, shares
 
 IPC, SHAPE = 10, (3, 32, 32)
@@ -40,13 +42,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--augmented", action="store_true", help="siamese augmentation, of all kinds")
     parser.add_argument("--engines", nargs="+", default=["sequential", "stacked", "compiled"])
     options = parser.parse_args()
     place = Place(torch.device(options.device))
     net, rng = models.build("convnet", SHAPE, 10, width=options.width), Rng(0)
     y = torch.arange(options.classes).repeat_interleave(2 * options.batch)
     members = place.put([(y == c).nonzero().flatten() for c in range(options.classes)])
-    batches = ClassBatches(members, len(y), options.batch)
+    changes = Augmentation(KINDS, SHAPE[1:]) if options.augmented else None
+    batches = ClassBatches(members, len(y), options.batch, augmentation=changes)
     own = shares([IPC] * options.classes, [IPC] * options.classes)
     pools = [place.put(Pool(x=rng("x", i).normal(len(y), *SHAPE), y=y)) for i in range(options.clients)]
     w = place.put(net.init(rng("w")))

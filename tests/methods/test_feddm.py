@@ -221,7 +221,7 @@ def test_the_servers_rate_falls_in_the_second_half(monkeypatch: pytest.MonkeyPat
 
 def test_the_server_may_see_its_images_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mirrored images, and no others: a step on all of them mirrored is the step that the server makes."""
-    monkeypatch.setattr(surrogate.Augmentation, "each", lambda self, x, seed: x.flip(3) if self.kinds else x)
+    monkeypatch.setattr(surrogate, "Change", lambda numbers, like: lambda x: x.flip(3))
     settings = {"server_epochs": 1, "server_batch": 64, "server_momentum": 0.0, "server_weight_decay": 0.0}
     made = {}
     for kinds in ((), ("flip",)):

@@ -13,7 +13,7 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Pool, stacking
 from fedgist.learning.optimisers import SGD
-from fedgist.synthesis.augmentation import Augmentation
+from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import (
     ClassBatches,
     Matcher,
@@ -35,12 +35,15 @@ def as_engines_do() -> Iterator[None]:
         yield
 
 
-def problem(dtype: torch.dtype = torch.float64, batch: int = 5, even: bool = False, seed: int = 0) -> Any:
+def problem(
+    dtype: torch.dtype = torch.float64, batch: int = 5, even: bool = False, seed: int = 0, kinds: tuple[str, ...] = ()
+) -> Any:
     """A client that holds classes 0, 1 and 3: its pool, batches, weights w_r, synthetic images, shares, one step."""
     rng = Rng(seed)
     x, y = rng("x").normal(24, *SHAPE).to(dtype), torch.tensor([0] * 9 + [1] * 3 + [3] * 12)
     held = [0, 1, 3]
-    batches = ClassBatches([(y == c).nonzero().flatten() for c in held], len(y), batch, even)
+    members = [(y == c).nonzero().flatten() for c in held]
+    batches = ClassBatches(members, len(y), batch, even, Augmentation(kinds, SHAPE[1:]) if kinds else None)
     own = shares([IPC] * len(held), [IPC] * len(held)).to(dtype)
     images = rng("s").normal(len(held) * IPC, *SHAPE).to(dtype)
     w = tree.map(lambda leaf: leaf.to(dtype), NET.init(rng("w")))
@@ -157,8 +160,8 @@ def test_even_shapes_change_nothing() -> None:
 
 
 def test_stacked_clients_get_what_each_gets_alone() -> None:
-    problems = [problem(even=True, seed=seed) for seed in (0, 1)]
-    learner = matcher(optimiser=SGD(0.5), augmentation=Augmentation(("crop", "cutout", "rotate")))
+    problems = [problem(even=True, seed=seed, kinds=("crop", "cutout", "rotate")) for seed in (0, 1)]
+    learner = matcher(optimiser=SGD(0.5))
     inputs = [(learner.init(p[3]), p[5], dict(p[0]), p[2], *p[4]) for p in problems]
     alone = [learner.step(*each) for each in inputs]
     with stacking():
@@ -218,12 +221,25 @@ def test_batches_are_drawn_without_replacement_from_their_class() -> None:
 
 
 def test_batches_do_not_depend_on_how_they_are_cut() -> None:
-    _, batches, *_ = problem()
+    _, batches, *_ = problem(kinds=("crop", "cutout"))
     whole = batches.make(9, 0, 7)
     parts = [batches.make(9, 0, 3), batches.make(9, 3, 4)]
     assert tree.digest(whole) == tree.digest(tree.map(lambda *leaves: torch.cat(leaves), *parts))
     assert tree.digest(whole) != tree.digest(batches.make(10, 0, 7))
-    assert len({int(seed) for name in ("weights", "noise", "augmentation") for seed in whole[name]}) == 21
+    assert len({int(seed) for name in ("weights", "noise") for seed in whole[name]}) == 14
+    assert len(whole["change"].unique(dim=0)) == 7
+
+
+def test_real_and_synthetic_images_are_changed_alike() -> None:
+    """Synthetic images that are the real ones stay where they are, whatever the change; others move."""
+    pool, batches, w, _, (real, _), _ = problem(kinds=KINDS, batch=IPC)
+    for t in range(6):
+        drawn = tree.index(batches.make(2, t, 1), 0)
+        images = pool["x"][drawn["real"]]
+        (moved, _) = matcher().step(matcher().init(images), drawn, pool, w, real, real)
+        torch.testing.assert_close(moved["x"], images, rtol=0, atol=1e-12)
+        (plain, _) = matcher().step(matcher().init(-images), drawn, pool, w, real, real)
+        assert not torch.allclose(plain["x"], -images)
 
 
 def moves(device: str, *precisions: str) -> list[Tensor]:

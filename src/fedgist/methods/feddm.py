@@ -68,10 +68,8 @@ class FedDM(Surrogate):
     def __init__(self, config: Any, task: Task, real_means: ClassMeans = class_means):
         """`real_means` is how the real data enter the loss; a private version may take its place."""
         super().__init__(config, task)
-        self.matcher = Matcher(
-            self.model, config.rho, SGD(config.momentum), config.lr, real_means,
-            Augmentation(config.augmentation), config.precision,
-        )  # fmt: skip
+        self.augmentation = Augmentation(config.augmentation, task.shape[1:]) if config.augmentation else None
+        self.matcher = Matcher(self.model, config.rho, SGD(config.momentum), config.lr, real_means, config.precision)
 
     async def synthesise(self, me: Site, msg: Current) -> Images:
         """ClientUpdate(k, w_r)."""
@@ -91,7 +89,7 @@ class FedDM(Surrogate):
     async def match(self, site: Site, w: Params, held: list[int], images: Tensor) -> Tensor:
         """T steps of matching (lines 11 to 15), the images of all classes in one tensor."""
         members = [(site.data.y == c).nonzero().flatten() for c in held]
-        batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even)
+        batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even, self.augmentation)
         plan = Chunks(batches.make, site.rng("matching").seed, self.config.steps)
         own = shares([self.config.ipc] * len(held), [self.config.ipc] * len(held))
         carry = self.matcher.init(images)

@@ -1,8 +1,8 @@
 """Differentiable siamese augmentation: one random change, the same for real and synthetic images. Zhao and Bilen 2021.
 
-Each call draws one of the named kinds from its seed; `each` does so for every image by itself, as training wants it.
-Whatever is drawn, the same operations run, with neutral numbers for the kinds that are not: nothing branches on data,
-so it vmaps and compiles, and equal seeds give equal changes.
+A change is a row of numbers, drawn from a seed ahead of the steps that apply it. It is of one of the named kinds, and
+whatever the kind, the same operations run, with neutral numbers for the others: nothing branches on data, so it vmaps
+and compiles, and equal seeds give equal changes.
 
 Deviations from the paper:
 1. One draw serves all classes of a step.
@@ -23,84 +23,102 @@ KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
 BRIGHTNESS, SATURATION, CONTRAST = 1.0, 2.0, 0.5
 CROP, CUTOUT = 1 / 8, 1 / 2  # parts of the image's side
 SCALE, DEGREES = 1.2, 15.0
+OUTSIDE = 1e6
+"""Where the hole of a change is that cuts nothing out, in pixels."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The kinds to draw from; none leaves images as they are. Digits should not be flipped."""
+    """The kinds to draw from, for images of that height and width. Digits should not be flipped."""
 
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...]
+    size: tuple[int, int]
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise unknown("augmentation", kind, KINDS)
 
-    def __call__(self, x: Tensor, seed: Tensor) -> Tensor:
-        """Images [n, channels, height, width], all changed in the same way."""
-        if not self.kinds:
-            return x
-        u = uniform(seed, (8,), x.dtype)
+    def draw(self, seeds: Tensor) -> Tensor:
+        """A change for each of the seeds: [*seeds, numbers], in the order of `Change`."""
+        u = torch.vmap(lambda seed: uniform(seed, (4,)))(seeds.flatten()).T
         chosen = (u[0] * len(self.kinds)).floor()
-
-        def active(kind: str) -> Tensor:
-            return chosen == (self.kinds.index(kind) if kind in self.kinds else -1)
-
-        x = _color(x, u[1:4], active("color"))
-        x = _move(x, u[1:3], *(active(kind) for kind in ("crop", "flip", "scale", "rotate")))
-        return _cut_out(x, u[1:3], active("cutout"))
-
-    def each(self, x: Tensor, seed: Tensor) -> Tensor:
-        """The same images, each with a change of its own."""
-        if not self.kinds:
-            return x
-        seeds = seed + torch.arange(len(x), device=x.device)
-        return torch.func.vmap(lambda image, own: self(image[None], own)[0])(x, seeds)
+        active = {kind: chosen == (self.kinds.index(kind) if kind in self.kinds else -1) for kind in KINDS}
+        numbers = [*_color(u[1:], active), *_reading(u[1:3], active, self.size), *_hole(u[1:3], active, self.size)]
+        return torch.stack(numbers, -1).reshape(*seeds.shape, len(numbers))
 
 
-UNCHANGED = Augmentation()
+def _color(u: Tensor, active: dict[str, Tensor]) -> list[Tensor]:
+    """Factors of the image, of its grey image and of its mean, and what is added.
+
+    Brightness adds; saturation is the distance from the grey image, contrast that from the mean.
+    """
+    brightness = torch.where(active["color"], (u[0] - 0.5) * BRIGHTNESS, 0.0)
+    saturation = torch.where(active["color"], u[1] * SATURATION, 1.0)
+    contrast = torch.where(active["color"], u[2] + CONTRAST, 1.0)
+    return [contrast * saturation, contrast * (1 - saturation), 1 - contrast, brightness]
 
 
-def _color(x: Tensor, u: Tensor, active: Tensor) -> Tensor:
-    """Brightness, then saturation (distance from the grey image), then contrast (distance from the mean)."""
-    brightness = torch.where(active, (u[0] - 0.5) * BRIGHTNESS, 0.0)
-    saturation = torch.where(active, u[1] * SATURATION, 1.0)
-    contrast = torch.where(active, u[2] + CONTRAST, 1.0)
-    x = x + brightness
-    if x.shape[1] > 1:
-        x = torch.lerp(x.mean(1, keepdim=True), x, saturation)
-    return torch.lerp(x.mean((1, 2, 3), keepdim=True), x, contrast)
+def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+    """Shift by whole pixels, mirror, enlarge or reduce, turn: where a pixel's value is read, as an affine map.
 
-
-def _move(x: Tensor, u: Tensor, crop: Tensor, flip: Tensor, scale: Tensor, rotate: Tensor) -> Tensor:
-    """Shift by whole pixels, mirror, enlarge or reduce, turn: one affine map, read bilinearly; outside is 0."""
-    height, width = x.shape[2:]
-    one = torch.ones_like(u[0])
-    mirror = torch.where(flip & (u[0] < 0.5), -one, one)
-    ratio = torch.where(scale, SCALE ** (2 * u[0] - 1), one)
-    angle = torch.where(rotate, (2 * u[0] - 1) * math.radians(DEGREES), 0 * one)
+    Its two rows, for across and down, take how far the pixel is right of the centre, how far below, and 1.
+    """
+    height, width = size
+    mirror = torch.where(active["flip"] & (u[0] < 0.5), -1.0, 1.0)
+    ratio = torch.where(active["scale"], SCALE ** (2 * u[0] - 1), 1.0)
+    angle = torch.where(active["rotate"], (2 * u[0] - 1) * math.radians(DEGREES), 0.0)
     down, right = (
-        torch.where(crop, ((2 * v - 1) * CROP * side).round(), 0 * one) for v, side in ((u[0], height), (u[1], width))
+        torch.where(active["crop"], ((2 * v - 1) * CROP * side).round(), 0.0) for v, side in zip(u, size, strict=True)
     )
-    # where each pixel is read: its place relative to the centre, turned, scaled, mirrored and shifted
-    y, x0 = (torch.arange(side, device=x.device) - (side - 1) / 2 for side in (height, width))
-    y, x0 = y[:, None].to(x.dtype), x0[None, :].to(x.dtype) * mirror
     cos, sin = angle.cos() * ratio, angle.sin() * ratio
-    across, along = cos * x0 - sin * y + right, sin * x0 + cos * y + down
     # grid_sample counts a side as 2, so a pixel is 2 / side
-    grid = torch.stack([across * 2 / width, along * 2 / height], -1)
-    return F.grid_sample(x, grid.expand(len(x), height, width, 2), align_corners=False)
+    across = [part * 2 / width for part in (cos * mirror, -sin, right)]
+    return across + [part * 2 / height for part in (sin * mirror, cos, down)]
 
 
-def _cut_out(x: Tensor, u: Tensor, active: Tensor) -> Tensor:
-    """A square of half the side, its centre anywhere, becomes 0."""
-    height, width = x.shape[2:]
+def _hole(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+    """How far the middle of a hole, which is anywhere, is below the centre of the image and right of it."""
 
-    def inside(v: Tensor, side: int) -> Tensor:
+    def middle(v: Tensor, side: int) -> Tensor:
         # side positions, so floor(v · side) is uniform over them
-        distance = torch.arange(side, device=x.device) - (v * side).floor()
-        half = side * CUTOUT / 2
-        return (distance >= -half) & (distance < half)
+        around = _cut(side)
+        return torch.where(active["cutout"], (v * side).floor() + (around[0] + around[-1] - side + 1) / 2, OUTSIDE)
 
-    hole = inside(u[0], height)[:, None] & inside(u[1], width)[None, :]
-    return x * ~(hole & active)
+    return [middle(v, side) for v, side in zip(u, size, strict=True)]
+
+
+class Change:
+    """Changes images [n, channels, height, width] such as `like`: all by one row of numbers, or each by its own."""
+
+    def __init__(self, numbers: Tensor, like: Tensor):
+        numbers = numbers.to(like.dtype).reshape(-1, numbers.shape[-1], 1, 1)
+        self.color = numbers[:, :4, None]
+        across_by_x, across_by_y, across, down_by_x, down_by_y, down, *hole = numbers[:, 4:].unbind(1)
+        y, x = (_from_centre(side, like) for side in like.shape[2:])
+        y = y[:, None]
+        along_rows = torch.addcmul(across, across_by_x, x) + across_by_y * y
+        along_columns = torch.addcmul(down, down_by_x, x) + down_by_y * y
+        self.grid = torch.stack([along_rows, along_columns], -1)
+        reach = [len(_cut(side)) / 2 for side in like.shape[2:]]
+        self.hole = (((y - hole[0]).abs() < reach[0]) & ((x - hole[1]).abs() < reach[1]))[:, None]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Color, then the reading, bilinear and 0 outside, then the hole, which becomes 0."""
+        of_image, of_grey, of_mean, brightness = self.color.unbind(1)
+        grey = x.mean(1, keepdim=True)
+        flat = torch.addcmul(brightness, grey.mean((2, 3), keepdim=True), of_mean)
+        x = torch.addcmul(torch.addcmul(flat, grey, of_grey), x, of_image)
+        grid = self.grid.expand(len(x), *self.grid.shape[1:])
+        return F.grid_sample(x, grid, align_corners=False).masked_fill(self.hole, 0.0)
+
+
+def _from_centre(side: int, like: Tensor) -> Tensor:
+    """How far each pixel is from the middle of a side."""
+    return torch.arange((1 - side) / 2, side / 2, device=like.device, dtype=like.dtype)
+
+
+def _cut(side: int) -> range:
+    """The pixels of a side that a hole takes, relative to where it was drawn."""
+    half = side * CUTOUT / 2
+    return range(math.ceil(-half), math.ceil(half))

@@ -20,7 +20,7 @@ from fedgist.core.tree import Tree
 from fedgist.core.work import gradient
 from fedgist.learning.optimisers import SGD, Weights
 from fedgist.models.model import Output
-from fedgist.synthesis.augmentation import UNCHANGED, Augmentation
+from fedgist.synthesis.augmentation import Augmentation, Change
 
 
 class Net(Protocol):
@@ -96,12 +96,14 @@ class ClassBatches:
 
     `members` holds the positions of each class's samples, `n` is how many samples there are in all. With `even`, every
     class gets `batch` places, so that clients with equally many classes have equal shapes; `shares` tells which count.
+    With an `augmentation`, each step has a change for its images, real and synthetic.
     """
 
     members: Sequence[Tensor]
     n: int
     batch: int
     even: bool = False
+    augmentation: Augmentation | None = None
 
     @property
     def taken(self) -> list[int]:
@@ -112,14 +114,16 @@ class ClassBatches:
         return shares(self.taken, [self.batch] * len(self.members) if self.even else self.taken)
 
     def make(self, seed: int, first: int, count: int) -> Tree:
-        """The inputs of steps first … first + count − 1: batches drawn without replacement, and seeds."""
-        device = self.members[0].device
-        named = {
-            name: torch.tensor([Rng(seed, name, t).seed for t in range(first, first + count)], device=device)
-            for name in ("batch", "weights", "noise", "augmentation")
-        }
-        keys = torch.vmap(lambda one: uniform(one, (self.n,)))(named.pop("batch"))
-        return {"real": torch.cat([self._draw(keys, own) for own in self.members], 1), **named}
+        """The inputs of steps first … first + count − 1: batches drawn without replacement, changes, and seeds."""
+
+        def seeds(name: str) -> Tensor:
+            drawn = [Rng(seed, name, t).seed for t in range(first, first + count)]
+            return torch.tensor(drawn, device=self.members[0].device)
+
+        keys = torch.vmap(lambda one: uniform(one, (self.n,)))(seeds("batch"))
+        change = {"change": self.augmentation.draw(seeds("augmentation"))} if self.augmentation else {}
+        real = torch.cat([self._draw(keys, own) for own in self.members], 1)
+        return {"real": real, "weights": seeds("weights"), "noise": seeds("noise"), **change}
 
     def _draw(self, keys: Tensor, own: Tensor) -> Tensor:
         # stable: equal keys are in the same order on every device
@@ -137,7 +141,6 @@ class Matcher:
     optimiser: SGD
     lr: float
     real_means: ClassMeans = class_means
-    augmentation: Augmentation = UNCHANGED
     precision: str = "float32"
 
     def init(self, images: Tensor) -> Tree:
@@ -154,18 +157,19 @@ class Matcher:
         images, state = carry
         of_real, of_own = PRECISIONS[self.precision]
         around = on_sphere(w, drawn["weights"], self.rho, self.net.buffers)
-        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], drawn, of_real), real, drawn["noise"])
+        change = Change(drawn["change"], images["x"]) if "change" in drawn else None
+        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], change, of_real), real, drawn["noise"])
 
         def loss(images: Weights) -> tuple[Tensor, tuple[()]]:
-            return matching_loss(target, own @ self._embed(around, images["x"], drawn, of_own)), ()
+            return matching_loss(target, own @ self._embed(around, images["x"], change, of_own)), ()
 
         grads, _ = gradient(loss, images)
         moved, state = self.optimiser.step(images, grads, state, self.lr)
         return moved if box is None else {"x": moved["x"].clamp(box[0], box[1])}, state
 
-    def _embed(self, w: Weights, x: Tensor, drawn: Tree, computed_in: torch.dtype | None) -> Tensor:
-        """The embeddings of augmented images, in the images' own type."""
-        x, own = self.augmentation(x, drawn["augmentation"]), x.dtype
+    def _embed(self, w: Weights, x: Tensor, change: Change | None, computed_in: torch.dtype | None) -> Tensor:
+        """The embeddings of the changed images, in the images' own type."""
+        x, own = x if change is None else change(x), x.dtype
         if computed_in is not None and (x.is_cuda or computed_in != torch.float16):
             w, x = {name: tensor.to(computed_in) for name, tensor in w.items()}, x.to(computed_in)
         return embed(self.net, w, x).to(own)

@@ -26,7 +26,7 @@ from fedgist.learning.evaluation import accuracy
 from fedgist.learning.optimisers import SGD, Weights, add_scaled
 from fedgist.learning.training import Trainer
 from fedgist.models.model import Output
-from fedgist.synthesis.augmentation import KINDS, UNCHANGED, Augmentation
+from fedgist.synthesis.augmentation import KINDS, Augmentation, Change
 from fedgist.synthesis.pixels import dequantise, quantise
 
 
@@ -90,12 +90,12 @@ class SurrogateTrainer:
 
     trainer: Trainer
     rho: float
-    augmentation: Augmentation = UNCHANGED
 
     def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights) -> Tree:
-        if self.augmentation.kinds:
+        if "changes" in batch:
             index = batch["index"]
-            pool = {"x": self.augmentation.each(pool["x"][index], batch["augmentation"]), "y": pool["y"][index]}
+            x = pool["x"][index]
+            pool = {"x": Change(batch["changes"], x)(x), "y": pool["y"][index]}
             batch = {**batch, "index": torch.arange(len(index), device=index.device)}
         w, state = self.trainer.step(carry, batch, pool, batch["lr"])
         return project(w, centre, self.rho, self.trainer.model.buffers), state
@@ -161,14 +161,14 @@ class Surrogate(Method):
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
         plan["mask"] = plan["mask"] * weight[plan["index"]]
-        steps = len(plan["index"])
+        steps, batch = plan["index"].shape
         plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
         plan["lr"][steps // 2 :] *= config.server_decay
         if config.server_augmentation:
-            plan["augmentation"] = rng("augmentation").seeds(steps)
+            seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
+            plan["changes"] = Augmentation(config.server_augmentation, self.task.shape[1:]).draw(seeds.to(x.device))
         sgd = SGD(config.server_momentum, config.server_weight_decay)
-        changes = Augmentation(config.server_augmentation)
-        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho, changes)
+        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
         w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)
         return w
 
