@@ -349,17 +349,6 @@ class Group:
         return {before + i: 0 if pool.shared else 1 for i, pool in enumerate(self.consts) if pool.pooled}
 
     @property
-    def numbers(self) -> int:
-        """How many numbers of its own a client works with, of which pools, seen in parts, are none.
-
-        In a scan these are the carry, which soon differs, and all constants; in a single call what differs. Constants,
-        which are only read, count an eighth: an MLP that trains beside two more copies of itself is still small.
-        """
-        seen = [column for column in self.consts if not column.pooled and (self.is_scan or not column.shared)]
-        carried, read = (sum(column.tensors[0].numel() for column in part) for part in (self.carry, seen))
-        return carried + read // 8
-
-    @property
     def identical(self) -> bool:
         """Whether all clients ask for the very same thing, so that it need be done only once."""
         return not self._made and all(column.shared for column in (*self.carry, *self.xs, *self.consts))

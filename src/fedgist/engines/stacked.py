@@ -26,6 +26,7 @@ from fedgist.engines.grouping import Group, Request, Resident, Work, request
 from fedgist.engines.programs import Call, Vectorised, brief, run_compute, run_scan, traced
 from fedgist.engines.scheduler import Role, float32_arithmetic
 from fedgist.engines.threaded import cores
+from fedgist.engines.workload import numbers_written
 
 log = logging.getLogger("fedgist")
 
@@ -36,8 +37,8 @@ LARGEST_STACK = 16
 WORTH_MEASURING = 100
 """Steps, over all clients, from which on it pays to time both ways first."""
 MEASURED_STEPS = 2
-FILLS_A_GPU = 1 << 19
-"""Numbers from which on the work of one client keeps a GPU busy: stacked, its convolutions would only be slower."""
+FILLS_A_GPU = 1 << 26
+"""Numbers that a client's step writes from which on it keeps a GPU busy: stacked, its convolutions are only slower."""
 VMAP_COST = 0.003
 """Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
@@ -142,7 +143,7 @@ class Stacked:
             return count
         if self._cuda:
             if same not in self._large:
-                self._large[same] = Group(members).numbers >= FILLS_A_GPU
+                self._large[same] = numbers_written(members[0].work, self.place) >= FILLS_A_GPU
             return count if self._large[same] else math.ceil(count / self._largest.get(same, count))
         return self._stack_count(count)
 
