@@ -178,6 +178,15 @@ def test_images_stay_in_their_box() -> None:
     assert not torch.equal(held[0]["x"], free[0]["x"])
 
 
+def test_the_sphere_is_the_same_for_one_client_and_for_many() -> None:
+    w = {"a": torch.ones(2, 3).double(), "b": torch.zeros(4).double()}
+    seeds = Rng(4).seeds(3)
+    with stacking():
+        together = torch.vmap(lambda seed: on_sphere(w, seed, 1.5))(seeds)
+    for i, seed in enumerate(seeds):
+        torch.testing.assert_close(tree.index(together, i), on_sphere(w, seed, 1.5))
+
+
 def test_the_sphere_has_its_radius_and_no_direction() -> None:
     """Uniform on the sphere in d dimensions: E u = 0, E uuᵀ = (ρ²/d) I and E u₁⁴ = 3ρ⁴ / d(d + 2).
 
@@ -185,7 +194,8 @@ def test_the_sphere_has_its_radius_and_no_direction() -> None:
     """
     w = {"a.weight": torch.ones(2, 2).double(), "a.bias": torch.zeros(1).double(), "statistics": torch.ones(3)}
     draws, rho, d = 20_000, 2.5, 5
-    one = torch.vmap(lambda seed: on_sphere(w, seed, rho, frozenset({"statistics"})))(Rng(0).seeds(draws))
+    with stacking():
+        one = torch.vmap(lambda seed: on_sphere(w, seed, rho, frozenset({"statistics"})))(Rng(0).seeds(draws))
     assert torch.equal(one["statistics"], w["statistics"].expand(draws, 3))
     moved = torch.cat([(one[name] - w[name]).flatten(1) for name in ("a.weight", "a.bias")], 1)
     torch.testing.assert_close(moved.norm(dim=1), torch.full((draws,), rho).double(), rtol=1e-12, atol=0)

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -128,6 +130,12 @@ def execute(work: Compute | Scan, place: Place) -> Any:
         for x in steps(work.xs, place):
             carry = work.step(carry, x, *consts)
         return carry
+
+
+@cache
+def triton_is_there() -> bool:
+    """Whether kernels of our own can be compiled for a GPU."""
+    return find_spec("triton") is not None
 
 
 _local = threading.local()

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedgist.core.rng import Rng, normal, uniform
 from fedgist.core.tree import Tree
-from fedgist.core.work import gradient
-from fedgist.learning.optimisers import SGD, Weights
+from fedgist.core.work import gradient, stacked
+from fedgist.learning.optimisers import SGD, Weights, add_scaled
 from fedgist.models.model import Output
 from fedgist.synthesis.augmentation import Augmentation, Change
 
@@ -48,8 +48,8 @@ def on_sphere(w: Weights, seed: Tensor, radius: float, fixed: frozenset[str] = f
     names = [name for name in w if name not in fixed]
     sizes = [w[name].numel() for name in names]
     direction = normal(seed, (sum(sizes),), w[names[0]].dtype)
-    parts = (direction * (radius / direction.norm())).split(sizes)
-    return {**w, **{name: w[name] + part.view_as(w[name]) for name, part in zip(names, parts, strict=True)}}
+    parts = {name: part.view_as(w[name]) for name, part in zip(names, direction.split(sizes), strict=True)}
+    return {**w, **add_scaled({name: w[name] for name in names}, radius / direction.norm(), parts)}
 
 
 ClassMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -171,5 +171,14 @@ class Matcher:
         """The embeddings of the changed images, in the images' own type."""
         x, own = x if change is None else change(x), x.dtype
         if computed_in is not None and (x.is_cuda or computed_in != torch.float16):
-            w, x = {name: tensor.to(computed_in) for name, tensor in w.items()}, x.to(computed_in)
+            w, x = _rounded(w, computed_in), x.to(computed_in)
         return embed(self.net, w, x).to(own)
+
+
+def _rounded(w: Weights, dtype: torch.dtype) -> Weights:
+    """The weights in another type, in one call for all tensors where that is possible."""
+    if stacked():
+        return {name: tensor.to(dtype) for name, tensor in w.items()}
+    made = {name: torch.empty_like(tensor, dtype=dtype) for name, tensor in w.items()}
+    torch._foreach_copy_(list(made.values()), list(w.values()))
+    return made

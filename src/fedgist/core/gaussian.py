@@ -1,0 +1,33 @@
+"""`rng.normal` on a GPU, with Triton: one kernel, for any number of seeds."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024
+"""Pairs of numbers that a program makes."""
+
+
+@torch.library.custom_op("fedgist::gaussian", mutates_args=(), device_types="cuda")
+def gaussian(seeds: Tensor, count: int) -> Tensor:
+    """`count` standard normal numbers in float32 for each of the int64 `seeds`: [*seeds, count]."""
+    from fedgist.core import gaussian_kernels
+
+    made = torch.empty(*seeds.shape, count, device=seeds.device)
+    half = (count + 1) // 2
+    if made.numel():
+        gaussian_kernels.normal[-(-half // BLOCK), seeds.numel()](seeds.contiguous(), made, count, half, BLOCK)
+    return made
+
+
+@gaussian.register_fake
+def _(seeds: Tensor, count: int) -> Tensor:
+    return torch.empty(*seeds.shape, count, device=seeds.device)
+
+
+@gaussian.register_vmap
+def _(info: Any, dims: tuple[int | None, None], seeds: Tensor, count: int) -> tuple[Tensor, int | None]:
+    if dims[0] is None:
+        return gaussian(seeds, count), None
+    return gaussian(seeds.movedim(dims[0], 0), count), 0
