@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import float32_arithmetic
 from fedgist.models import fused
-from fedgist.models.layers import AvgPool, Conv, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
+from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
 EXACT = Place(torch.device("cuda"))
 
@@ -43,6 +44,29 @@ def test_which_layers_are_one(layers: Layers, steps: int) -> None:
     assert len(fused.bind_fused(layers)) == steps
 
 
+@pytest.mark.parametrize(("behind", "flat"), [((), False), ((("flatten", Flatten()),), True), (block(6), False)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_flattened_next_lies_flat(
+    behind: Layers, flat: bool, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a convolution's block, with and without gradients, and of a norm's."""
+    told = []
+
+    def kernel(x: Tensor, *given: Any) -> Tensor:
+        told.append(given[-1])
+        return x
+
+    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    for name in ("norm_relu_pool", "conv_norm_relu_pool"):
+        monkeypatch.setattr(fused, name, kernel)
+    layers = block(3)[first:]
+    step = fused.bind_fused((*layers, *behind))[0]
+    for asked in (True, False):
+        with torch.set_grad_enabled(asked):
+            step(weights(layers), torch.zeros(2, 6 if first else 3, 8, 8).double(), None, None)
+    assert told == [flat, flat]
+
+
 def test_without_a_gpu_the_layers_run_as_they_are() -> None:
     net, rng = models.build("convnet", (3, 8, 8), 4, width=8), Rng(0)
     w, x = net.init(rng("w")), rng("x").normal(5, 3, 8, 8)
@@ -54,7 +78,7 @@ def on_a_cpu() -> None:
     """Kernels that are no kernels, so that how they are differentiated can be tested without a GPU."""
 
     @fused.norm_relu_pool.register_kernel("cpu")
-    def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
         return fused.layer_by_layer(x, weight, bias, epsilon)
 
     @fused.norm_relu_pool_backward.register_kernel("cpu")
@@ -76,6 +100,7 @@ def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None
     at = [x.double().requires_grad_(asked) for x, asked in zip(given, differentiated, strict=True)]
     with torch.random.fork_rng():  # the checks draw directions
         assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
+        assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5, True), at)
         assert torch.autograd.gradgradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
 
 
@@ -149,9 +174,12 @@ def test_kernels_equal_the_layers(inputs: int, side: int, size: int, padding: in
     expected = torch.stack([layer_by_layer(*one, padding) for one in zip(x, conv, weight, bias, strict=True)])
     found = fused.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(fused.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5, True), found)
     activations = torch.stack([F.conv2d(*one, padding=padding) for one in zip(x, conv, strict=True)])
     found = fused.norm_relu_pool(activations, weight, bias, 1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    flat = fused.norm_relu_pool(activations, weight, bias, 1e-5, True)
+    assert torch.equal(flat, found) and flat.is_contiguous() and not found.is_contiguous()
     rounded = fused.norm_relu_pool(activations.bfloat16(), weight.bfloat16(), bias.bfloat16(), 1e-5)
     torch.testing.assert_close(rounded.float(), expected, rtol=0.05, atol=0.05)
 

@@ -24,6 +24,7 @@ from fedgist.models.layers import (
     EPSILON,
     AvgPool,
     Conv,
+    Flatten,
     Layers,
     MaxPool,
     Norm,
@@ -52,8 +53,9 @@ def bind_fused(layers: Layers) -> tuple[Step, ...]:
     steps: list[Step] = []
     while layers:
         count = _block(layers)
-        steps.append(_in_one(layers[:count]) if count > 1 else layers[0][1].bind(layers[0][0]))
-        layers = layers[count:]
+        block, layers = layers[:count], layers[count:]
+        flat = len(layers) > 0 and isinstance(layers[0][1], Flatten)
+        steps.append(_in_one(block, flat) if count > 1 else block[0][1].bind(block[0][0]))
     return tuple(steps)
 
 
@@ -69,10 +71,11 @@ def _block(layers: Layers) -> int:
     return 1
 
 
-def _in_one(layers: Layers) -> Step:
+def _in_one(layers: Layers, flat: bool) -> Step:
     """A block: its kernels where they serve, its layers one after the other elsewhere."""
     parts = bind_all(layers)
-    by_kernels, served = (_frozen_block if isinstance(layers[-1][1], MaxPool) else _instance_block)(layers)
+    frozen_one = isinstance(layers[-1][1], MaxPool)
+    by_kernels, served = _frozen_block(layers) if frozen_one else _instance_block(layers, flat)
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
         if served(w, x, buffers):
@@ -84,13 +87,13 @@ def _in_one(layers: Layers) -> Step:
     return step
 
 
-def _instance_block(layers: Layers) -> tuple[Step, Served]:
-    """Instance norm, ReLU and average pooling, perhaps behind a convolution."""
+def _instance_block(layers: Layers, flat: bool) -> tuple[Step, Served]:
+    """Instance norm, ReLU and average pooling, perhaps behind a convolution; `flat`: flattened afterwards."""
     (name, first), norm = layers[0], layers[-3][0]
     if isinstance(first, Conv):
-        by_kernels, grows = _conv_block(name, first, norm), 2 * first.padding - first.kernel + 1
+        by_kernels, grows = _conv_block(name, first, norm, flat), 2 * first.padding - first.kernel + 1
     else:
-        by_kernels, grows = _norm_block(norm), 0
+        by_kernels, grows = _norm_block(norm, flat), 0
     return by_kernels, lambda w, x, buffers: serves(x, grows)
 
 
@@ -114,13 +117,13 @@ def _frozen_block(layers: Layers) -> tuple[Step, Served]:
     return step, served
 
 
-def _norm_block(norm: str) -> Step:
+def _norm_block(norm: str, flat: bool) -> Step:
     """Norm, ReLU and pooling by a kernel."""
     weight, bias = f"{norm}.weight", f"{norm}.bias"
-    return lambda w, x, buffers, tap: norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON).squeeze(0)
+    return lambda w, x, buffers, tap: norm_relu_pool(x[None], w[weight][None], w[bias][None], EPSILON, flat).squeeze(0)
 
 
-def _conv_block(name: str, conv: Conv, norm: str) -> Step:
+def _conv_block(name: str, conv: Conv, norm: str, flat: bool) -> Step:
     """The same behind a convolution, whose bias is left out."""
     conv_weight, conv_bias, weight, bias = f"{name}.weight", f"{name}.bias", f"{norm}.weight", f"{norm}.bias"
     convolve = replace(conv, bias=False).bind(name)
@@ -129,11 +132,11 @@ def _conv_block(name: str, conv: Conv, norm: str) -> Step:
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
         gamma, beta = w[weight][None], w[bias][None]
         if joins and not torch.is_grad_enabled():
-            return conv_norm_relu_pool(x[None], w[conv_weight][None], gamma, beta, conv.padding, EPSILON)[0]
+            return conv_norm_relu_pool(x[None], w[conv_weight][None], gamma, beta, conv.padding, EPSILON, flat)[0]
         if conv.bias and w[conv_bias].requires_grad:
             beta = beta + 0 * w[conv_bias]  # whoever asks for its gradient gets one: zeros
         # not [0], whose gradient is copied into zeros
-        return norm_relu_pool(convolve(w, x, buffers, tap)[None], gamma, beta, EPSILON).squeeze(0)
+        return norm_relu_pool(convolve(w, x, buffers, tap)[None], gamma, beta, EPSILON, flat).squeeze(0)
 
     return step
 
@@ -171,11 +174,11 @@ def serves_frozen(x: Tensor, grows: int) -> bool:
 
 
 @torch.library.custom_op("fedgist::norm_relu_pool", mutates_args=(), device_types="cuda")
-def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
     """avg_pool2d(relu(instance_norm(x)), 2) of [clients, images, channels, height, width]."""
     from fedgist.models import kernels
 
-    out = _pooled(x, x.shape[2], *x.shape[-2:])
+    out = _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
     launch = _launch(out, TILE)
     kernels.norm_relu_pool[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
@@ -202,14 +205,16 @@ def norm_relu_pool_backward(
 
 
 @torch.library.custom_op("fedgist::conv_norm_relu_pool", mutates_args=(), device_types="cuda")
-def conv_norm_relu_pool(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float) -> Tensor:
+def conv_norm_relu_pool(
+    x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
+) -> Tensor:
     """The same of a convolution of stride 1 with weights [clients, channels, inputs, side, side]."""
     from fedgist.models import kernels
 
     _, images, inputs, height, width = x.shape
     side = conv.shape[-1]
     grows = 2 * padding - side + 1
-    out = _pooled(x, conv.shape[1], height + grows, width + grows)
+    out = _pooled(x, conv.shape[1], height + grows, width + grows, flat)
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
     launch = _with_all_channels(_launch(out, TILE), x, patch)
     kernels.conv_norm_relu_pool[launch.pop("grid")](
@@ -226,8 +231,13 @@ def _precision() -> str:
     return "tf32" if tf32 else "ieee"
 
 
-def _pooled(x: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Channels last, those of all clients side by side: what a grouped convolution likes best."""
+def _pooled(x: Tensor, channels: int, height: int, width: int, flat: bool) -> Tensor:
+    """Channels last, those of all clients side by side: what a grouped convolution likes best.
+
+    Where flattening follows, which goes by channels first, they lie so at once.
+    """
+    if flat:
+        return x.new_empty(*x.shape[:2], channels, height // 2, width // 2)
     return x.new_empty(x.shape[1], height // 2, width // 2, x.shape[0], channels).permute(3, 0, 4, 1, 2)
 
 
@@ -251,14 +261,16 @@ def _with_all_channels(launch: dict[str, Any], x: Tensor, patch: int) -> dict[st
 
 
 @norm_relu_pool.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    return _pooled(x, x.shape[2], *x.shape[-2:])
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
+    return _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
 
 
 @conv_norm_relu_pool.register_fake
-def _(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float) -> Tensor:
+def _(
+    x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
+) -> Tensor:
     grows = 2 * padding - conv.shape[-1] + 1
-    return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows)
+    return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows, flat)
 
 
 @norm_relu_pool_backward.register_fake
@@ -267,19 +279,19 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> 
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.epsilon = inputs
+    *tensors, ctx.epsilon, _ = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
     x, weight, bias = ctx.saved_tensors
     if not torch.is_grad_enabled():
-        return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None
+        return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None, None
     # a gradient of this gradient is asked for: torch knows how to differentiate its own layers twice
     asked = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
     made = layer_by_layer(asked[0], asked[1], asked[2], ctx.epsilon)
     to_x, to_weight, to_bias = torch.autograd.grad(made, asked, grad, create_graph=True)
-    return to_x, to_weight, to_bias, None
+    return to_x, to_weight, to_bias, None, None
 
 
 norm_relu_pool.register_autograd(_backward, setup_context=_keep)
