@@ -110,7 +110,7 @@ class Change:
         flat = torch.addcmul(brightness, grey.mean((2, 3), keepdim=True), of_mean)
         x = torch.addcmul(torch.addcmul(flat, grey, of_grey), x, of_image)
         grid = self.grid.expand(len(x), *self.grid.shape[1:])
-        return F.grid_sample(x, grid, align_corners=False).masked_fill(self.hole, 0.0)
+        return torch.where(self.hole, 0.0, F.grid_sample(x, grid, align_corners=False))
 
 
 def _from_centre(side: int, like: Tensor) -> Tensor:
