@@ -6,17 +6,14 @@ way forward, and once on the way back. The layers one after the other say what i
 asked for: gradients of the weights, or of the gradient.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
+from fedgist.models.frozen_autograd import Frozen, Outputs
 from fedgist.models.layers import Conv, Tap, batch_norm
-from fedgist.models.stacking import longer
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
 """Up to these sizes a thread can keep what it computes in registers."""
@@ -24,8 +21,6 @@ SQUARES, PIXELS = 128, 256
 """Squares of the pooling, and pixels of an image's gradient, that a program works on: one and two for each thread."""
 PRODUCTS = 32
 """Of a pixel's gradient, at most so many are computed at a place before the next place is looked at."""
-
-Outputs = tuple[Tensor, Tensor, Tensor]
 
 
 def takes(conv: Conv) -> bool:
@@ -38,8 +33,8 @@ def block(*given: Any) -> Outputs:
 
     Takes what `forward` takes; plainly or under `torch.func`, and as often differentiable as the layers are.
     """
-    made: Outputs = Block.apply(*given)
-    return made
+    *tensors, padding, epsilon = given
+    return Frozen(forward, backward, layer_by_layer, (padding, epsilon), of_clients=True)(*tensors)
 
 
 @torch.library.custom_op("fedgist::frozen_block", mutates_args=(), device_types="cuda")
@@ -150,79 +145,3 @@ def layer_by_layer(
         normed = batch_norm(y, *norm, ("", ""), buffers=None, tap=tap, epsilon=epsilon)
         pooled.append(torch.max_pool2d(normed.relu(), 2))
     return torch.stack(pooled), torch.stack([s.mean for s in tap]), torch.stack([s.variance for s in tap])
-
-
-def _gradients(function: Callable[..., Any], at: Sequence[Tensor], asked: Sequence[bool], grads: Any) -> list[Any]:
-    """Those of the tensors that are `asked` for, None for the others, where `grads` are those of function(*at)."""
-    which = [i for i, needed in enumerate(asked) if needed]
-
-    def of_these(*these: Tensor) -> Any:
-        now = dict(enumerate(at)) | dict(zip(which, these, strict=True))
-        return function(*now.values())
-
-    made: Any = torch.func.vjp(of_these, *(at[i] for i in which))
-    found = dict(zip(which, made[1](grads), strict=True))
-    return [found.get(i) for i in range(len(at))]
-
-
-def _stacked(function: type[Function], info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> Any:
-    """Under vmap, clients are a longer first dimension."""
-    size = info.batch_size
-    made = function.apply(*longer(size, given, dims))
-    if isinstance(made, Tensor):
-        return made.unflatten(0, (size, -1)), 0
-    return tuple(each.unflatten(0, (size, -1)) for each in made), (0,) * len(made)
-
-
-class Block(Function):
-    """`forward`; the gradient of x by kernels where it is the only one asked for, else all by the layers."""
-
-    @staticmethod
-    def forward(*given: Any) -> Outputs:
-        return forward(*given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        *tensors, ctx.padding, ctx.epsilon = inputs
-        ctx.save_for_backward(output[1], *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        mean, *tensors = ctx.saved_tensors
-        asked = ctx.needs_input_grad[:-2]
-        if any(asked[1:]):
-            layers = partial(layer_by_layer, padding=ctx.padding, epsilon=ctx.epsilon)
-            return (*_gradients(layers, tensors, asked, grads), None, None)
-        to_x = Gradient.apply(*grads, mean, *tensors, ctx.padding, ctx.epsilon)
-        return (to_x, *[None] * (len(asked) - 1), None, None)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
-        return _stacked(Block, info, dims, given)
-
-
-class Gradient(Function):
-    """`backward`; its own gradients by the layers, of which the given mean is no constant but a result."""
-
-    @staticmethod
-    def forward(*given: Any) -> Tensor:
-        return backward(*given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.padding, ctx.epsilon = inputs
-        ctx.save_for_backward(*tensors[:3], *tensors[4:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        def gradient(*at: Tensor) -> Any:
-            layers = partial(layer_by_layer, padding=ctx.padding, epsilon=ctx.epsilon)
-            return _gradients(layers, at[3:], [True], at[:3])[0]
-
-        asked = ctx.needs_input_grad[:3] + ctx.needs_input_grad[4:-2]
-        found = _gradients(gradient, ctx.saved_tensors, asked, *grads)
-        return (*found[:3], None, *found[3:], None, None)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
-        return _stacked(Gradient, info, dims, given)

@@ -67,6 +67,27 @@ def larger(a, b):
 
 
 @triton.jit
+def largest(a, b, c, d):
+    return larger(larger(a, b), larger(c, d))
+
+
+@triton.jit
+def to_squares(a, b, c, d, arrived):
+    """The gradients of a square's four pixels, where `arrived` is that of its largest behind a ReLU.
+
+    It goes to the first of the largest, as torch has it.
+    """
+    best = largest(a, b, c, d)
+    left = tl.where(best > 0, arrived, 0.0)
+    to_a = tl.where(a == best, left, 0.0)
+    left -= to_a  # the first takes all of it
+    to_b = tl.where(b == best, left, 0.0)
+    left -= to_b
+    to_c = tl.where(c == best, left, 0.0)
+    return to_a, to_b, to_c, left - to_c
+
+
+@triton.jit
 def forward(
     x, weights, biases, gammas, betas, running_means, running_variances, pooled, shares,
     images, inputs, height, width, channels, rows, columns,
@@ -96,7 +117,7 @@ def forward(
     own = shares + (client * tl.num_programs(0) + tl.program_id(0)) * 2 * channels + channel
     tl.store(own, total / values, known)
     tl.store(own + channels, squared / values, known)
-    best = larger(larger(a * scale + beta, b * scale + beta), larger(c * scale + beta, d * scale + beta))
+    best = largest(a * scale + beta, b * scale + beta, c * scale + beta, d * scale + beta)
     place = ((client * images + image) * channels + channel) * rows * columns + row * columns + column
     tl.store(pooled + place, larger(best, 0.0), inside & known)
 
@@ -108,10 +129,7 @@ def backward_to_y(
     x_client, x_image, x_channel, x_row, x_column, epsilon,
     SIDE: tl.constexpr, PADDING: tl.constexpr, POSITIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of y, the convolution's output, which is computed again: cheaper than to keep it.
-
-    The gradient of the pooled value goes to the first of the largest of a square, as torch has it.
-    """
+    """The gradient of y, the convolution's output, which is computed again: cheaper than to keep it."""
     client = tl.program_id(1).to(tl.int64)
     position = (tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS))[None, :]
     image, row, column = place_of(position, columns, rows, images, -SIDE)
@@ -127,17 +145,10 @@ def backward_to_y(
     level, slope = tl.load(to_means + each, known, 0.0) / values, 2 * tl.load(to_variances + each, known, 0.0) / values
     level += slope * (tl.load(running_means + each, known, 0.0) - tl.load(means + each, known, 0.0))
     normed_a, normed_b, normed_c, normed_d = a * scale + beta, b * scale + beta, c * scale + beta, d * scale + beta
-    best = larger(larger(normed_a, normed_b), larger(normed_c, normed_d))
     inside = (image < images) & known
     plane = (client * images + image) * channels + channel
     arrived = tl.load(to_pooled + plane * rows * columns + row * columns + column, inside, 0.0)
-    left = tl.where(best > 0, arrived * scale, 0.0)
-    to_a = tl.where(normed_a == best, left, 0.0)
-    left -= to_a  # the first takes all of it
-    to_b = tl.where(normed_b == best, left, 0.0)
-    left -= to_b
-    to_c = tl.where(normed_c == best, left, 0.0)
-    to_d = left - to_c
+    to_a, to_b, to_c, to_d = to_squares(normed_a, normed_b, normed_c, normed_d, arrived * scale)
     place = to_y + plane * 4 * rows * columns + 4 * row * columns + 2 * column
     tl.store(place, to_a + level + slope * a, inside)
     tl.store(place + 1, to_b + level + slope * b, inside)
