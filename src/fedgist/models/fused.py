@@ -6,7 +6,8 @@ the same for the gradient. Where none is asked for, as for FedDM's real images a
 few channels before them joins in, and what it makes is never written at all. Any other before them runs without its
 bias, another pass over what it makes, which the norm would subtract again.
 
-A LeNet's blocks, with BatchNorm and max pooling, are `frozen`'s.
+A LeNet's blocks, with BatchNorm and max pooling, are `frozen`'s, and BatchNorm behind larger convolutions is
+`frozen_norm`'s.
 """
 
 from collections.abc import Callable
@@ -19,17 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models import frozen
+from fedgist.models import frozen, frozen_norm
 from fedgist.models.layers import (
     EPSILON,
     AvgPool,
     Conv,
     Flatten,
+    Layer,
     Layers,
     MaxPool,
     Norm,
     NormStatistics,
     Relu,
+    Residual,
     Step,
     Tap,
     Weights,
@@ -46,36 +49,50 @@ TILE, BACKWARD_TILE = 8192, 4096
 
 Served = Callable[[Weights, Tensor, Weights | None], bool]
 """Whether a block's kernels can take these weights, activations and buffers."""
+Kernels = tuple[Step, Served]
+"""A block as a step by kernels, and where they serve."""
 
 
-def bind_fused(layers: Layers) -> tuple[Step, ...]:
+def bind_fused(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
     """The functions of a chain of layers, those of a block being one."""
+    layers = tuple((prefix + name, layer) for name, layer in layers)
     steps: list[Step] = []
     while layers:
-        count = _block(layers)
-        block, layers = layers[:count], layers[count:]
-        flat = len(layers) > 0 and isinstance(layers[0][1], Flatten)
-        steps.append(_in_one(block, flat) if count > 1 else block[0][1].bind(block[0][0]))
+        count, kernels = _block(layers)
+        steps.append(_bind(*layers[0]) if kernels is None else _in_one(layers[:count], *kernels))
+        layers = layers[count:]
     return tuple(steps)
 
 
-def _block(layers: Layers) -> int:
-    """How many layers at the beginning of a chain can be one step."""
+def _bind(name: str, layer: Layer) -> Step:
+    return layer.bind(name, bind_fused) if isinstance(layer, Residual) else layer.bind(name)
+
+
+def _block(layers: Layers) -> tuple[int, Kernels | None]:
+    """How many layers at the beginning of a chain can be one step, and their kernels."""
     match [layer for _, layer in layers[:4]]:
         case [Conv(stride=1), Norm(kind="instance"), Relu(), AvgPool(size=2)]:
-            return 4
+            return 4, _instance_block(layers[:4], _is_flattened(layers[4:]))
         case [Norm(kind="instance"), Relu(), AvgPool(size=2), *_]:
-            return 3
+            return 3, _instance_block(layers[:3], _is_flattened(layers[3:]))
         case [Conv(stride=1, bias=True) as conv, Norm(kind="batch"), Relu(), MaxPool(size=2)] if frozen.takes(conv):
-            return 4
-    return 1
+            return 4, _frozen_block(layers[:4])
+        case [Norm(kind="batch"), Relu(), MaxPool(size=2), *_]:
+            return 3, _frozen_norm_block(layers[:3])
+        case [Norm(kind="batch"), Relu(), *_]:
+            return 2, _frozen_norm_block(layers[:2])
+        case [Norm(kind="batch"), *_]:
+            return 1, _frozen_norm_block(layers[:1])
+    return 1, None
 
 
-def _in_one(layers: Layers, flat: bool) -> Step:
+def _is_flattened(behind: Layers) -> bool:
+    return len(behind) > 0 and isinstance(behind[0][1], Flatten)
+
+
+def _in_one(layers: Layers, by_kernels: Step, served: Served) -> Step:
     """A block: its kernels where they serve, its layers one after the other elsewhere."""
     parts = bind_all(layers)
-    frozen_one = isinstance(layers[-1][1], MaxPool)
-    by_kernels, served = _frozen_block(layers) if frozen_one else _instance_block(layers, flat)
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
         if served(w, x, buffers):
@@ -87,7 +104,7 @@ def _in_one(layers: Layers, flat: bool) -> Step:
     return step
 
 
-def _instance_block(layers: Layers, flat: bool) -> tuple[Step, Served]:
+def _instance_block(layers: Layers, flat: bool) -> Kernels:
     """Instance norm, ReLU and average pooling, perhaps behind a convolution; `flat`: flattened afterwards."""
     (name, first), norm = layers[0], layers[-3][0]
     if isinstance(first, Conv):
@@ -97,7 +114,7 @@ def _instance_block(layers: Layers, flat: bool) -> tuple[Step, Served]:
     return by_kernels, lambda w, x, buffers: serves(x, grows)
 
 
-def _frozen_block(layers: Layers) -> tuple[Step, Served]:
+def _frozen_block(layers: Layers) -> Kernels:
     """Convolution, BatchNorm, ReLU and max pooling in evaluation mode; where weights learn, the layers are better."""
     (name, conv), (norm, _) = layers[:2]
     assert isinstance(conv, Conv)
@@ -113,6 +130,24 @@ def _frozen_block(layers: Layers) -> tuple[Step, Served]:
 
     def served(w: Weights, x: Tensor, buffers: Weights | None) -> bool:
         return buffers is None and serves_frozen(x, grows) and not any(w[key].requires_grad for key in names)
+
+    return step, served
+
+
+def _frozen_norm_block(layers: Layers) -> Kernels:
+    """BatchNorm in evaluation mode, perhaps with ReLU, perhaps with max pooling behind it."""
+    norm, count = layers[0][0], len(layers)
+    running = f"{norm}.running_mean", f"{norm}.running_var"
+    names = f"{norm}.weight", f"{norm}.bias", *running
+
+    def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+        out, mean, variance = frozen_norm.block(x, *(w[key] for key in names), count, EPSILON)
+        if tap is not None:
+            tap.append(NormStatistics(mean, variance, w[running[0]], w[running[1]]))
+        return out
+
+    def served(w: Weights, x: Tensor, buffers: Weights | None) -> bool:
+        return buffers is None and serves_frozen_norm(x, count) and not any(w[key].requires_grad for key in names)
 
     return step, served
 
@@ -169,6 +204,23 @@ def serves_frozen(x: Tensor, grows: int) -> bool:
         and height % 2 == 0
         and width % 2 == 0
         and min(len(x), height, width) > 0
+        and _triton_is_there()
+    )
+
+
+def serves_frozen_norm(x: Tensor, count: int) -> bool:
+    """The same for the kernels of `frozen_norm`, which clients take one by one, and for gradients only.
+
+    Under vmap, or where nothing is differentiated, convolutions do not hand on what lies channels last.
+    """
+    return (
+        x.is_cuda
+        and torch.is_grad_enabled()
+        and not torch._C._are_functorch_transforms_active()
+        and x.dtype == torch.float32
+        and x.dim() == 4
+        and min(x.shape) > 0
+        and (count < 3 or x.shape[2] % 2 == x.shape[3] % 2 == 0)
         and _triton_is_there()
     )
 

@@ -68,6 +68,10 @@ def bind_all(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
     return tuple(layer.bind(prefix + name) for name, layer in layers)
 
 
+Binder = Callable[[Layers, str], tuple[Step, ...]]
+"""How a chain of layers becomes functions; the second argument is put before their names."""
+
+
 def _affine(weight: tuple[int, ...], bias: bool, he: bool = False) -> dict[str, Entry]:
     """torch's default for Conv2d and Linear, weight and bias in ±1/√fan_in, or He's: weight in ±√(6/fan_in), bias 0."""
     bound = 1.0 / math.sqrt(math.prod(weight[1:]))
@@ -271,8 +275,8 @@ class Residual(Layer):
     def entries(self) -> dict[str, Entry]:
         return named_entries(self.body) | named_entries(self.shortcut)
 
-    def bind(self, name: str) -> Step:
-        body, shortcut = bind_all(self.body, f"{name}."), bind_all(self.shortcut, f"{name}.")
+    def bind(self, name: str, binder: Binder = bind_all) -> Step:
+        body, shortcut = binder(self.body, f"{name}."), binder(self.shortcut, f"{name}.")
 
         def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
             y = x
