@@ -56,7 +56,7 @@ def forward(
     shares = x.new_empty(clients, programs, 2, channels)
     weights = _spread(weight, 1)
     frozen_kernels.forward[programs, clients](
-        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
+        x, weights, *flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
         *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     shift, squared = shares.sum(1).unbind(1)
@@ -85,7 +85,7 @@ def backward(
     to_y = x.new_empty(clients, images, channels, 2 * rows, 2 * columns)
     side, weights = weight.shape[-1], _spread(weight, 1)
     frozen_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
-        x, weights, *_flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
+        x, weights, *flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
         to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
@@ -109,7 +109,7 @@ def _spread(weight: Tensor, dim: int) -> Tensor:
     return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
-def _flat(*tensors: Tensor) -> list[Tensor]:
+def flat(*tensors: Tensor) -> list[Tensor]:
     return [tensor.contiguous() for tensor in tensors]
 
 

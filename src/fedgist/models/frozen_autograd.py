@@ -40,7 +40,7 @@ class Frozen:
         return self.layers(*tensors, *self.settings)
 
     def gradient_by_layers(self, *tensors: Tensor) -> Any:
-        """What `backward` computes; the mean is no constant of the layers but a result."""
+        """What `backward` computes; the given mean is not needed, because the layers compute it too."""
         return _gradients(self.layer_by_layer, tensors[4:], [True], tensors[:3])[0]
 
 
@@ -108,7 +108,6 @@ class Gradient(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         _, *asked = ctx.needs_input_grad
-        asked[3] = False  # the mean's
         return (None, *_gradients(ctx.frozen.gradient_by_layers, ctx.saved_tensors, asked, *grads))
 
     @staticmethod

@@ -1,9 +1,9 @@
 """BatchNorm in evaluation mode and the ReLU and max pooling behind it, where images are differentiated and weights are
 not: on a GPU, with Triton.
 
-Of a gradient of dreams (Co-Dream) through a ResNet, the convolutions are a quarter of the time. Statistics, norm, ReLU
-and pooling, one after the other, read and write what a convolution makes a dozen times; here it is read once, forward
-and back, and what is made of it written once. The layers take over where more is asked for, as in `frozen`.
+Where dreams pass a ResNet (Co-Dream), its convolutions are cuDNN's and the smaller part of the time. Statistics, norm,
+ReLU and pooling, one after the other, read and write what a convolution makes a dozen times; here it is read once,
+forward and back, and what is made of it written once. The layers take over where more is asked for, as in `frozen`.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist.models.frozen import flat
 from fedgist.models.frozen_autograd import Frozen, Outputs
 from fedgist.models.layers import Tap, batch_norm
 
@@ -44,7 +45,7 @@ def forward(
     programs, _ = grid = launch.pop("grid")
     shares = x.new_empty(programs, 2, x.shape[1])
     frozen_norm_kernels.forward[grid](
-        x, *_flat(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
+        x, *flat(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
     )
     shift, squared = shares.sum(0)
     return out, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
@@ -61,7 +62,7 @@ def backward(
     x, to_out = _channels_last(x), _channels_last(to_out)
     to_x, launch = torch.empty_like(x), _launch(to_out, count, BACKWARD_VALUES)
     frozen_norm_kernels.backward[launch.pop("grid")](
-        x, *_flat(gamma, beta, running_mean, running_variance, mean), to_out, *_flat(to_mean, to_variance), to_x,
+        x, *flat(gamma, beta, running_mean, running_variance, mean), to_out, *flat(to_mean, to_variance), to_x,
         *_sizes(to_out), epsilon, **launch,
     )  # fmt: skip
     return to_x
@@ -69,10 +70,6 @@ def backward(
 
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _flat(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.contiguous() for tensor in tensors]
 
 
 def _result(x: Tensor, count: int) -> Tensor:
