@@ -25,6 +25,7 @@ from fedgist.core.message import (
     message,
     peek_tag,
     size,
+    tensors_in,
     to_bytes,
     uint8,
     wire,
@@ -99,6 +100,47 @@ def test_a_message_shares_nothing_with_its_sender() -> None:
     sent.w["conv.weight"].zero_()
     assert packed["images"].abs().sum() > 0
     assert packed["w/conv.weight"].abs().sum() > 0
+
+
+def test_what_is_summed_at_once_need_not_be_copied() -> None:
+    """Additive fields may be the sender's own, visible fields never are, and all is checked and cast as ever."""
+    sent = everything()
+    packed, summed = CODEC.pack(sent), CODEC.pack(sent, summed=True)
+    assert list(summed) == list(packed)
+    assert all(summed[name].dtype == leaf.dtype and torch.equal(summed[name], leaf) for name, leaf in packed.items())
+    assert summed["w/conv.weight"].data_ptr() == sent.w["conv.weight"].data_ptr()
+    assert summed["images"].data_ptr() != sent.images.data_ptr()
+    with pytest.raises(WireError, match=r"w/bias.*shape"):
+        CODEC.pack(everything(shapes={**SHAPES, "bias": (1,)}), summed=True)
+
+
+@pytest.mark.parametrize("dtype", [float32, int64])
+def test_a_sum_shares_nothing_with_its_addends(dtype: torch.dtype) -> None:
+    sent = Whole(torch.ones(2, dtype=dtype))
+    total = add_up(Whole, [Codec({"n": 2}).pack(sent, summed=True)])["g"]
+    sent.g.zero_()
+    assert total.tolist() == [1, 1]
+
+
+def test_a_form_that_has_passed_lets_no_other_through() -> None:
+    """What was checked before is not checked again; what does not fit is refused however often it comes."""
+    codec = Codec(BOUNDS)
+    for _ in range(2):
+        codec.pack(everything(n=3))
+        with pytest.raises(WireError, match="n = 6"):
+            codec.pack(everything(n=6))
+    with pytest.raises(WireError, match="shape"):
+        codec.pack(everything(n=3, shapes={**SHAPES, "bias": (1,)}))
+    with pytest.raises(WireError, match="n = 3"):
+        Codec({**BOUNDS, "n": 2}).pack(everything(n=3))
+
+
+def test_the_tensors_of_a_message() -> None:
+    sent = everything()
+    found = tensors_in(sent)
+    assert {id(tensor) for tensor in found} == {id(tensor) for tensor in (*sent.w.values(), sent.images, sent.labels)}
+    assert len(found) == 5
+    assert tensors_in(Done()) == []
 
 
 def test_a_receiver_computes_in_its_own_dtype() -> None:
@@ -272,6 +314,30 @@ def test_whole_numbers_are_summed_whole_and_with_others_in_double() -> None:
     assert (total.dtype, total.item()) == (int64, 400)
     for order in ((uint8, float32, uint8), (float32, uint8, uint8)):
         assert add_up(Rounded, [parts[dtype] for dtype in order])["g"].item() == 400 + 2.0**-24
+
+
+@message
+class Whole:
+    """An additive field that may travel as it is summed."""
+
+    g: Tensor = wire(float32, int64, shape=("n",), additive=True)
+
+
+@message
+class Numbers:
+    """Single numbers."""
+
+    p: float = wire(additive=True)
+    count: int = wire(int64, additive=True)
+
+
+def test_numbers_are_summed_one_after_the_other() -> None:
+    """1 + 2⁻⁵³ + 2⁻⁵³ is 1 in float64, in this order; a sum that carries what it lost would differ. Ints are exact."""
+    parts = [CODEC.pack(Numbers(p, 2**53 + 1)) for p in (1.0, 2.0**-53, 2.0**-53)]
+    total = add_up(Numbers, parts)
+    assert (total["p"].dtype, total["p"].item()) == (torch.float64, 1.0)
+    assert (total["count"].dtype, total["count"].item()) == (int64, 3 * 2**53 + 3)
+    assert add_up(Numbers, parts[::-1])["p"].item() == 1.0 + 2.0**-52
 
 
 def test_a_size_depends_on_all_that_travels() -> None:

@@ -143,6 +143,71 @@ def test_a_handler_may_not_change_its_message() -> None:
         counting("mutate").run_round()
 
 
+@message
+class Again:
+    """Asks for one more."""
+
+
+@message
+class Held:
+    """Whole numbers, which are neither cast nor widened on their way."""
+
+    total: Tensor = wire(torch.int64, shape=(2,), additive=True)
+    seen: Tensor = wire(torch.int64, shape=(2,))
+
+
+class Hoarding(Method):
+    """A client holds on to the tensor that it replied, and writes into it when it is asked again."""
+
+    name = "hoarding"
+    summary = "A method for tests."
+    citation = ""
+    profiles: dict[str, dict[str, Any]] = {}
+
+    def bounds(self, model: str) -> dict[str, Any]:
+        return {}
+
+    def client_init(self, me: Site) -> Any:
+        return {"held": torch.zeros(2, dtype=torch.int64)}
+
+    async def round(self, state: Any, fed: Federation) -> Any:
+        first = await fed.ask(fed.ids, Again(), Held)
+        seen = {id: first[id].seen for id in first}
+        await fed.ask(fed.ids, Again(), Held)
+        return {"total": first.sum.total, "seen": seen}
+
+    async def again(self, me: Site, msg: Again) -> Held:
+        me.state["held"].add_(1)
+        return Held(me.state["held"], me.state["held"])
+
+    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        return {"accuracy": float(len(await fed.ask(fed.ids, Again(), Held)))}
+
+
+def hoarding(clients: int, **settings: Any) -> LocalEngine:
+    sites = {str(i): NOTHING for i in range(clients)}
+    return LocalEngine(Hoarding(None, TASK), sites, seed=0, executor=executor("sequential"), **settings)
+
+
+def test_what_was_replied_stays_what_it_was() -> None:
+    federation = hoarding(clients=1)
+    federation.run_round()
+    assert federation.site_states["0"]["held"].tolist() == [2, 2]
+    assert federation.state["total"].tolist() == [1, 1]
+    assert federation.state["seen"]["0"].tolist() == [1, 1]
+
+
+def test_a_reply_under_way_stays_what_it_was() -> None:
+    """Client 1 replies [1, 1], writes [2, 2] over it in an evaluation, and then the reply arrives."""
+    federation = hoarding(clients=2, delay=lambda id, round: int((id, round) == ("1", 1)))
+    federation.run_round()
+    federation.evaluate((torch.zeros(1), torch.zeros(1)))
+    assert federation.site_states["1"]["held"].tolist() == [2, 2]
+    federation.run_round()
+    assert federation.state["seen"]["1"].tolist() == [1, 1]
+    assert federation.state["total"].tolist() == (federation.state["seen"]["0"] + 1).tolist()
+
+
 def test_a_handler_must_reply_what_it_declares() -> None:
     with pytest.raises(TypeError, match="must reply Pong"):
         counting("lie").run_round()

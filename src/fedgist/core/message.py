@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
@@ -101,6 +101,12 @@ def tag_of(cls: type) -> str:
     return cls.__tag__  # type: ignore[attr-defined]
 
 
+def tensors_in(msg: Any) -> list[Tensor]:
+    """All tensors of a message."""
+    parts = [value.values() if isinstance(value, dict) else (value,) for value in vars(msg).values()]
+    return [value for part in parts for value in part if isinstance(value, Tensor)]
+
+
 @message
 class Done:
     """The empty reply; it costs its header."""
@@ -161,6 +167,8 @@ class Codec:
         self.bounds = bounds
         self.place = place
         self._layouts: dict[type, dict[str, tuple[Wire, tuple[int | str, ...]]]] = {}
+        # What has passed passes again; what is refused is not remembered.
+        self._check_once: Callable[[type, tuple[Described, ...]], None] = functools.lru_cache(maxsize=256)(self._check)
 
     def layout(self, cls: type) -> dict[str, tuple[Wire, tuple[int | str, ...]]]:
         """Wire name -> (how it travels, its shape with names for what may vary)."""
@@ -177,9 +185,10 @@ class Codec:
             self._layouts[cls] = made
         return self._layouts[cls]
 
-    def _check(self, cls: type, found: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    def _check(self, cls: type, described: tuple[Described, ...]) -> None:
         """The one test of what may travel: used before sending and, on the header alone, before receiving."""
         layout = self.layout(cls)
+        found = {name: (dtype, shape) for name, dtype, shape in described}
         if found.keys() != layout.keys():
             odd = sorted(found.keys() ^ layout.keys())[:3]
             raise WireError(f"{tag_of(cls)}: fields differ from the declaration at {', '.join(map(repr, odd))}")
@@ -201,19 +210,23 @@ class Codec:
             if not 0 <= value <= bound:
                 raise WireError(f"{tag_of(cls)}: {dimension} = {value} is above the agreed {bound}")
 
-    def pack(self, msg: Any) -> Leaves:
-        """The message as it would lie on the wire: checked, cast, and sharing nothing with the sender."""
+    def pack(self, msg: Any, *, summed: bool = False) -> Leaves:
+        """The message as it would lie on the wire: checked, cast, and sharing nothing with the sender.
+
+        With `summed`, its additive fields may share memory with the sender, who does nothing until they are added up.
+        """
         cls, leaves = type(msg), {}
         for name, (kind, declared) in schema_of(cls).items():
             value = getattr(msg, name)
             if kind in SCALARS:  # on the host, where the receiver reads it
                 number = torch.tensor(value)
-                leaves[name] = number.to(declared.dtype_of(number))
+                leaves[name] = number if number.dtype in declared.dtypes else number.to(declared.dtypes[0])
                 continue
+            own = not (summed and declared.additive)
             for key, tensor in value.items() if kind == Params else [("", value)]:
-                own = tensor.detach().to(self.place.device, declared.dtype_of(tensor), copy=True)
-                leaves[f"{name}/{key}" if key else name] = own.contiguous()
-        self._check(cls, {name: (leaf.dtype, leaf.shape) for name, leaf in leaves.items()})
+                sent = tensor.detach().to(self.place.device, declared.dtype_of(tensor), copy=own)
+                leaves[f"{name}/{key}" if key else name] = sent.contiguous()
+        self._check_once(cls, _describe(leaves))
         return {name: leaves[name] for name in self.layout(cls)}
 
     def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
@@ -253,7 +266,7 @@ class Codec:
         """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
         if len(data) > self.limit(cls):
             raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
-        self._check(cls, read_header(cls, data))
+        self._check(cls, tuple((name, *claimed) for name, claimed in read_header(cls, data).items()))
         try:
             found = load(data)
         except SafetensorError as error:
@@ -325,7 +338,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
     """The sum of the additive fields over several packed messages, in float64: a receiver rounds once."""
-    additive = {name for name, (_, declared) in schema_of(cls).items() if declared.additive}
+    additive = {name: kind for name, (kind, declared) in schema_of(cls).items() if declared.additive}
     addends: dict[str, list[Tensor]] = {}
     for leaves in parts:
         for name, leaf in leaves.items():
@@ -334,13 +347,22 @@ def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
     for name, found in addends.items():
         if len({leaf.shape for leaf in found}) > 1:
             raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
-    return {name: _wide_sum(found) for name, found in addends.items()}
+    numbers = {name for name, kind in additive.items() if kind in SCALARS}
+    return {name: (_sum_of_numbers if name in numbers else _wide_sum)(found) for name, found in addends.items()}
 
 
 def _wide_sum(addends: list[Tensor]) -> Tensor:
     """One after the other, as they come; adding to a wide total widens what is added, so it need not be done before."""
     floating = any(addend.is_floating_point() for addend in addends)
-    total = addends[0].to(torch.float64 if floating else torch.int64)
+    total = addends[0].to(torch.float64 if floating else torch.int64, copy=True)  # its sender may still hold it
     for addend in addends[1:]:
         total = total + addend
     return total
+
+
+def _sum_of_numbers(addends: list[Tensor]) -> Tensor:
+    """The same sum of single numbers, which lie on the host, where Python is several times faster."""
+    total = addends[0].item()
+    for addend in addends[1:]:
+        total += addend.item()
+    return torch.tensor(total, dtype=torch.float64 if isinstance(total, float) else torch.int64)

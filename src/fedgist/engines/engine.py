@@ -16,7 +16,7 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
-from fedgist.core.message import Codec, Leaves, add_up, schema_of, size, tag_of, to_bytes
+from fedgist.core.message import Codec, Leaves, add_up, schema_of, size, tag_of, tensors_in, to_bytes
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
@@ -156,12 +156,12 @@ def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:
 
 def client_rng(seed: int, id: str) -> Rng:
     """The root of a client's randomness: the same wherever the client runs."""
-    return Rng(seed)("client", id)
+    return Rng(seed, "client", id)
 
 
 async def answer(method: Method, handler: Handler, site: Site, msg: Any) -> Any:
     """A client's reply, or the failure it reports; any other exception says where it happened."""
-    tensors = [leaf for leaf in tree.leaves(vars(msg)) if isinstance(leaf, Tensor)]
+    tensors = tensors_in(msg)
     versions = [tensor._version for tensor in tensors]
     try:
         reply = await getattr(method, handler.name)(site, msg)

@@ -170,9 +170,10 @@ class LocalEngine(Engine):
         replies: dict[str, Leaves] = {}
         for delivery in answered:
             id = delivery.site.id
-            leaves = self.codec_of(id).pack(delivery.reply)
+            late = self._lateness(ask.node, id)
+            leaves = self.codec_of(id).pack(delivery.reply, summed=not late)
             self.count(id, ask.node, "up", ask.reply, leaves)
-            if late := self._lateness(ask.node, id):
+            if late:
                 reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply)}
                 self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": leaves}
             else:
@@ -219,11 +220,12 @@ class LocalEngine(Engine):
             self.working[delivery.site.id] = self._put(delivery.site.state)
 
     def _site(self, id: str) -> Site:
-        rng = client_rng(self.rng.root, id)
-        site = Site(id, self.round, self.data[id], None, rng("init"), self.info[id])
-        if self._stored(id) is None:
-            self.working[id] = self._put(self.method.client_init(site))
-        site.state, site.rng = tree.copy(self._stored(id)), rng(self.phase, self.round, self.exchange)
+        rng, state = client_rng(self.rng.root, id), self._stored(id)
+        site = Site(id, self.round, self.data[id], None, rng, self.info[id])
+        if state is None:
+            site.rng = rng("init")
+            state = self.working[id] = self._put(self.method.client_init(site))
+        site.state, site.rng = tree.copy(state), rng(self.phase, self.round, self.exchange)
         return site
 
     def _stored(self, id: str) -> Tree:
