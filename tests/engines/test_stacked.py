@@ -17,7 +17,7 @@ from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, programs
+from fedgist.engines import executor, grouping, programs
 from fedgist.engines.grouping import Column, Group, Resident, columns, request
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.sequential import Sequential
@@ -202,6 +202,41 @@ def test_what_is_the_same_computation() -> None:
     assert grouped(*[Compute(add, (x,)) for add in closures]) == 2, "closures by identity"
     unhashable = [replace(Affine(1.0), note=[]) for _ in range(2)]  # type: ignore[arg-type]
     assert grouped(*[Compute(one.gradient, (x,)) for one in unhashable]) == 2, "values without a hash by identity"
+
+
+def weights(count: int = 6) -> dict[str, Tensor]:
+    return {f"w{i}": torch.zeros(i + 1) for i in range(count)}
+
+
+def test_weights_that_come_again_are_recognised() -> None:
+    """A request for the very same tensors is what it was; another tensor, name, kind of dict or dtype makes another."""
+    w = weights()
+    first, again = (request(Compute(len, (dict(w),)), HERE) for _ in range(2))
+    assert first.key == again.key
+    assert all(a is b for a, b in zip(first.consts, again.consts, strict=True))
+    turned = request(Compute(len, (dict(reversed(w.items())),)), HERE)
+    assert turned.key == first.key, "the order of insertion means nothing"
+    assert all(a is b for a, b in zip(first.consts, turned.consts, strict=True))
+    one, *others = w.values()
+    assert grouped(Compute(len, (w,)), Compute(len, ({**w, "w0": torch.zeros(2)},))) == 2, "another shape"
+    assert grouped(Compute(len, (w,)), Compute(len, ({**w, "w0": 0.5},))) == 2, "a number among them"
+    assert grouped(Compute(len, (w,)), Compute(len, (dict(zip(w, [*others, one], strict=True)),))) == 2, "other places"
+    assert grouped(Compute(len, (w,)), Compute(len, ({name + "'": x for name, x in w.items()},))) == 2, "other names"
+    assert grouped(Compute(len, (w,)), Compute(len, (Pool(w),))) == 2, "a pool"
+    assert request(Compute(len, (w,)), Place(dtype=torch.float64)).key != first.key, "another dtype to compute in"
+    assert request(Compute(len, (Pool(w),)), HERE).pooled == [True] * len(w)
+    assert request(Compute(len, (w,)), HERE).pooled == [False] * len(w)
+
+
+def test_weights_are_forgotten_with_the_first_tensor_that_dies() -> None:
+    gc.collect()
+    before = len(grouping._known)
+    w = weights()
+    request(Compute(len, (w,)), HERE)
+    assert len(grouping._known) == before + 1
+    del w["w0"]
+    gc.collect()
+    assert len(grouping._known) == before
 
 
 def test_scans_group_whatever_their_lengths() -> None:

@@ -6,9 +6,11 @@ shapes, dtypes and everything that is not a tensor. Clients with different archi
 
 import functools
 import inspect
+import itertools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,8 +67,7 @@ class Key:
         return repr(self._tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class Request:
+class Request(NamedTuple):
     """A client's work, flattened once: equal keys mean that one stacked call can do both."""
 
     work: Work
@@ -84,7 +85,7 @@ class Request:
     @property
     def rows(self) -> int:
         """The size of its largest pool."""
-        return max([x.shape[0] for x, pooled in zip(self.consts, self.pooled, strict=True) if pooled], default=0)
+        return max([x.shape[0] for x in itertools.compress(self.consts, self.pooled)], default=0)
 
 
 def request(work: Work, place: Place) -> Request:
@@ -125,7 +126,14 @@ def _flatten(
         dtype = place.dtype if node.is_floating_point() else node.dtype
         tokens += (dtype, node.shape[1:] if rows else node.shape)
     elif isinstance(node, dict):
-        names, rows = sorted(node), rows or isinstance(node, Pool)
+        rows = rows or isinstance(node, Pool)
+        if len(node) >= MANY and (known := _flat(node, place, rows)):
+            tokens += known.tokens
+            tensors += [node[name] for name in known.names]
+            if pooled is not None:
+                pooled += [rows] * len(known.names)
+            return
+        names = sorted(node)
         tokens.append((type(node), *names))
         for name in names:
             _flatten(node[name], place, tokens, tensors, pooled, rows)
@@ -135,6 +143,35 @@ def _flatten(
             _flatten(value, place, tokens, tensors, pooled, rows)
     else:
         tokens.append((type(node), by_value(node)))
+
+
+MANY = 4
+"""Tensors from which on it is cheaper to recognise a dict than to look at each of them."""
+
+
+class _Flat(NamedTuple):
+    """What `_flatten` finds in a dict of tensors."""
+
+    names: list[str]
+    tokens: list[Hashable]
+    alive: list[weakref.ref[Tensor]]
+
+
+_known: dict[Hashable, _Flat] = {}
+"""Dicts of tensors by the identities of these, forgotten when the first dies: its identity may become another's."""
+
+
+def _flat(node: dict[str, Any], place: Place, rows: bool) -> _Flat | None:
+    """A dict of tensors, looked at once: a client's weights come again, the very same, in thousands of exchanges."""
+    mark = (type(node), place.dtype, rows, *node, *map(id, node.values()))
+    if mark not in _known and all(isinstance(value, Tensor) for value in node.values()):
+        names = sorted(node)
+        tokens: list[Hashable] = [(type(node), *names)]
+        for name in names:
+            _flatten(node[name], place, tokens, [], rows=rows)
+        alive = [weakref.ref(tensor, lambda _: _known.pop(mark, None)) for tensor in node.values()]
+        _known[mark] = _Flat(names, tokens, alive)
+    return _known.get(mark)
 
 
 @dataclass(frozen=True)
@@ -166,8 +203,7 @@ def tensors_of(what: Tree) -> list[Tensor]:
     return [leaf for leaf in tree.leaves(what) if isinstance(leaf, Tensor)]
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
+class Column(NamedTuple):
     """One tensor of each client of a stack; a tensor that is the same object for all of them stays one."""
 
     tensors: Sequence[Tensor]
