@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from fedgist.core.message import Size
 
@@ -29,8 +29,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Where and when a message travelled."""
 
     round: int
@@ -94,7 +93,7 @@ class Ledger:
         else:
             total.bytes_down, total.paper_down = total.bytes_down + exact, total.paper_down + paper
         if self._file is not None:
-            self._rows.writerow((self.run, *vars(entry).values(), size.header, size.payload, paper))
+            self._rows.writerow((self.run, *entry, size.header, size.payload, paper))
 
     def keep(self, entry: Entry, data: bytes) -> None:
         """Add one encoded message to the transcript."""

@@ -21,6 +21,8 @@ Tree = Any
 
 def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply `fn` to the leaves of one tree, or to the corresponding leaves of several of the same structure."""
+    if isinstance(tree, dict) and not rest:  # as in most calls
+        return type(tree)({key: map(fn, value) for key, value in tree.items()})
     if isinstance(tree, dict):
         return type(tree)({key: map(fn, value, *[other[key] for other in rest]) for key, value in tree.items()})
     if isinstance(tree, (list, tuple)):
@@ -64,7 +66,7 @@ def rebuild(tree: Tree, new_leaves: Sequence[Any]) -> Tree:
 def copy(tree: Tree) -> Tree:
     """New containers around the same leaves."""
     if isinstance(tree, dict):
-        return type(tree)({key: copy(value) for key, value in tree.items()})
+        return type(tree)({key: value if isinstance(value, Tensor) else copy(value) for key, value in tree.items()})
     return type(tree)([copy(value) for value in tree]) if isinstance(tree, (list, tuple)) else tree
 
 
@@ -73,7 +75,7 @@ def same(a: Tree, b: Tree) -> bool:
     if a is b or type(a) is not type(b):
         return a is b
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+        return a.keys() == b.keys() and all(value is b[key] or same(value, b[key]) for key, value in a.items())
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return False
