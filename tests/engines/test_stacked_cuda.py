@@ -176,9 +176,7 @@ def test_what_cannot_be_recorded_runs_without(caplog: pytest.LogCaptureFixture) 
     assert "cannot be recorded" in caplog.text
 
 
-def test_a_stack_that_does_not_fit_is_halved(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client needs 1 GiB for its step and the process may have 5: eight go on by fours or fewer."""
     monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 1 << 40)
     caplog.set_level("INFO", "fedgist")
