@@ -79,7 +79,7 @@ def test_which_layers_are_one(layers: Layers, steps: int) -> None:
     ],
 )
 def test_what_the_kernels_take(other: dict[str, Any], serves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_triton_is_there", lambda: True)
+    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
 
     class Like(SimpleNamespace):
         def __len__(self) -> int:

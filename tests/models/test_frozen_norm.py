@@ -140,12 +140,12 @@ def like(**other: Any) -> Any:
 def test_what_the_kernels_take(
     other: dict[str, Any], serves: bool, pools: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "_triton_is_there", lambda: True)
+    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
     assert [fused.serves_frozen_norm(like(**other), count) for count in (1, 2, 3)] == [serves, serves, pools]
 
 
 def test_the_kernels_serve_gradients_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_triton_is_there", lambda: True)
+    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
     assert fused.serves_frozen_norm(like(), 3)
     seen: list[bool] = []
 
@@ -157,7 +157,7 @@ def test_the_kernels_serve_gradients_of_one_client(monkeypatch: pytest.MonkeyPat
     torch.func.grad(ask)(torch.ones(2))
     with torch.no_grad():
         ask(torch.ones(2))
-    monkeypatch.setattr(fused, "_triton_is_there", lambda: False)
+    monkeypatch.setattr(fused, "triton_is_there", lambda: False)
     ask(torch.ones(2))
     assert seen == [False] * 4
 

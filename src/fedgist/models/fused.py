@@ -12,14 +12,13 @@ A LeNet's blocks, with BatchNorm and max pooling, are `frozen`'s, and BatchNorm 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.core.work import triton_is_there
 from fedgist.models import frozen, frozen_norm
 from fedgist.models.layers import (
     EPSILON,
@@ -176,11 +175,6 @@ def _conv_block(name: str, conv: Conv, norm: str, flat: bool) -> Step:
     return step
 
 
-@cache
-def _triton_is_there() -> bool:
-    return find_spec("triton") is not None
-
-
 def serves(x: Tensor, grows: int = 0) -> bool:
     """Whether a kernel can take `x`, whose height and width a convolution lets grow by so much before the norm."""
     height, width = x.shape[-2] + grows, x.shape[-1] + grows
@@ -191,7 +185,7 @@ def serves(x: Tensor, grows: int = 0) -> bool:
         and height % 2 == 0
         and width % 2 == 0
         and 0 < height * width <= LARGEST_IMAGE
-        and _triton_is_there()
+        and triton_is_there()
     )
 
 
@@ -204,7 +198,7 @@ def serves_frozen(x: Tensor, grows: int) -> bool:
         and height % 2 == 0
         and width % 2 == 0
         and min(len(x), height, width) > 0
-        and _triton_is_there()
+        and triton_is_there()
     )
 
 
@@ -221,7 +215,7 @@ def serves_frozen_norm(x: Tensor, count: int) -> bool:
         and x.dim() == 4
         and min(x.shape) > 0
         and (count < 3 or x.shape[2] % 2 == x.shape[3] % 2 == 0)
-        and _triton_is_there()
+        and triton_is_there()
     )
 
 
