@@ -2,8 +2,7 @@
 
 import gc
 import logging
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from fedgist.core import tree
 from fedgist.core.config import build
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
-from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, compute, execute, gradient, scan, stacked
+from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, grouping, programs
+from fedgist.engines import executor, programs
 from fedgist.engines.grouping import Column, Group, Resident, columns, request
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.sequential import Sequential
@@ -178,73 +177,6 @@ def test_gradients_are_stacked() -> None:
     found = Stacked().drive([compute(Affine(2.0).gradient, at) for at in points])
     for at, grad in zip(points, found, strict=True):
         torch.testing.assert_close(grad, 6 * at**2)
-
-
-def grouped(*works: Any) -> int:
-    return len({request(work, HERE).key for work in works})
-
-
-def test_what_is_the_same_computation() -> None:
-    x = torch.zeros(3)
-    same = [Compute(Affine(1.0).gradient, (torch.ones(3),)), Compute(Affine(1.0).gradient, (x,))]
-    assert grouped(*same) == 1, "equal values and equal shapes"
-    assert grouped(*same, Compute(Affine(2.0).gradient, (x,))) == 2, "another value"
-    assert grouped(*same, Compute(Affine(1.0).gradient, (torch.zeros(4),))) == 2, "another shape"
-    assert grouped(*same, Compute(Affine(1.0).gradient, (torch.zeros(3, dtype=torch.int64),))) == 2, "another dtype"
-    assert grouped(*same, Compute(Affine(1.0).gradient, (x.double(),))) == 1, "computed in the place's dtype"
-    assert grouped(*same, Compute(Affine(1.0).gradient, ({"at": x},))) == 2, "another structure"
-    assert grouped(*same, Compute(Affine(1.0).step, (x, x))) == 2, "another function"
-    assert grouped(Compute(torch.add, (x, 1)), Compute(torch.add, (x, 1)), Compute(torch.add, (x, 2))) == 2, "a number"
-    assert grouped(Compute(torch.add, (x, 1)), Compute(torch.add, (x, 1.0))) == 2, "int and float"
-    adders = [partial(torch.add, alpha=n) for n in (1, 1, 2)]
-    assert grouped(*[Compute(add, (x, x)) for add in adders]) == 2, "partial functions by what they hold"
-    closures = [lambda a, n=n: a + n for n in (1, 1)]
-    assert grouped(*[Compute(add, (x,)) for add in closures]) == 2, "closures by identity"
-    unhashable = [replace(Affine(1.0), note=[]) for _ in range(2)]  # type: ignore[arg-type]
-    assert grouped(*[Compute(one.gradient, (x,)) for one in unhashable]) == 2, "values without a hash by identity"
-
-
-def weights(count: int = 6) -> dict[str, Tensor]:
-    return {f"w{i}": torch.zeros(i + 1) for i in range(count)}
-
-
-def test_weights_that_come_again_are_recognised() -> None:
-    """A request for the very same tensors is what it was; another tensor, name, kind of dict or dtype makes another."""
-    w = weights()
-    first, again = (request(Compute(len, (dict(w),)), HERE) for _ in range(2))
-    assert first.key == again.key
-    assert all(a is b for a, b in zip(first.consts, again.consts, strict=True))
-    turned = request(Compute(len, (dict(reversed(w.items())),)), HERE)
-    assert turned.key == first.key, "the order of insertion means nothing"
-    assert all(a is b for a, b in zip(first.consts, turned.consts, strict=True))
-    one, *others = w.values()
-    assert grouped(Compute(len, (w,)), Compute(len, ({**w, "w0": torch.zeros(2)},))) == 2, "another shape"
-    assert grouped(Compute(len, (w,)), Compute(len, ({**w, "w0": 0.5},))) == 2, "a number among them"
-    assert grouped(Compute(len, (w,)), Compute(len, (dict(zip(w, [*others, one], strict=True)),))) == 2, "other places"
-    assert grouped(Compute(len, (w,)), Compute(len, ({name + "'": x for name, x in w.items()},))) == 2, "other names"
-    assert grouped(Compute(len, (w,)), Compute(len, (Pool(w),))) == 2, "a pool"
-    assert request(Compute(len, (w,)), Place(dtype=torch.float64)).key != first.key, "another dtype to compute in"
-    assert request(Compute(len, (Pool(w),)), HERE).pooled == [True] * len(w)
-    assert request(Compute(len, (w,)), HERE).pooled == [False] * len(w)
-
-
-def test_weights_are_forgotten_with_the_first_tensor_that_dies() -> None:
-    gc.collect()
-    before = len(grouping._known)
-    w = weights()
-    request(Compute(len, (w,)), HERE)
-    assert len(grouping._known) == before + 1
-    del w["w0"]
-    gc.collect()
-    assert len(grouping._known) == before
-
-
-def test_scans_group_whatever_their_lengths() -> None:
-    step, carry = Affine(1.0).step, torch.zeros(2)
-    pools = [Pool(x=torch.zeros(n, 2)) for n in (3, 5)]
-    scans = [Scan(step, carry, torch.zeros(n, 2), (pool,)) for n, pool in zip((1, 4), pools, strict=True)]
-    assert grouped(*scans) == 1
-    assert grouped(*[replace(one, consts=(dict(one.consts[0]),)) for one in scans]) == 2, "a dict is not only indexed"
 
 
 def test_different_architectures_fall_apart() -> None:
@@ -505,11 +437,3 @@ def test_measured_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureF
         results.append(tree.digest(engine.state))
     assert results[0] == results[1]
     assert not caplog.records
-
-
-def test_groups_know_what_they_share() -> None:
-    w = torch.zeros(2)
-    works = [Scan(Affine(1.0).step, w, torch.zeros(3, 2), (w, torch.ones(1) * n)) for n in range(2)]
-    group = Group([request(work, HERE) for work in works])
-    assert group.dims == (0, 0, None, 0)
-    assert not group.identical
