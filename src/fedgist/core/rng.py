@@ -13,9 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.gaussian import gaussian
-from fedgist.core.work import triton_is_there
-
 
 class Rng:
     """A point in the tree of random streams; calling it with names gives a child stream."""
@@ -81,9 +78,6 @@ def uniform(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.flo
 def normal(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal numbers from a scalar int64 `seed`, by Box and Muller."""
     n = math.prod(shape)
-    if seed.is_cuda and dtype == torch.float32 and triton_is_there():
-        made: Tensor = gaussian(seed, n)
-        return made.reshape(shape)
     u = uniform(seed, (2, (n + 1) // 2), dtype)
     radius, angle = torch.sqrt(-2.0 * torch.log(u[0])), 2.0 * math.pi * u[1]
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:n].reshape(shape)

@@ -1,18 +1,30 @@
-"""`rng.normal` on a GPU, with Triton: one kernel, for any number of seeds."""
+"""Normal numbers from seeds: `rng.normal`, on a GPU with Triton as one kernel for any number of seeds."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedgist.core import rng
+from fedgist.core.work import triton_is_there
+
 BLOCK = 1024
 """Pairs of numbers that a program makes."""
+
+
+def normal(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers from a scalar int64 `seed`."""
+    if not (seed.is_cuda and dtype == torch.float32 and triton_is_there()):
+        return rng.normal(seed, shape, dtype)
+    made: Tensor = gaussian(seed, math.prod(shape))
+    return made.reshape(shape)
 
 
 @torch.library.custom_op("fedgist::gaussian", mutates_args=(), device_types="cuda")
 def gaussian(seeds: Tensor, count: int) -> Tensor:
     """`count` standard normal numbers in float32 for each of the int64 `seeds`: [*seeds, count]."""
-    from fedgist.core import gaussian_kernels
+    from fedgist.synthesis import gaussian_kernels
 
     made = torch.empty(*seeds.shape, count, device=seeds.device)
     half = (count + 1) // 2

@@ -15,12 +15,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedgist.core.rng import Rng, normal, uniform
+from fedgist.core.rng import Rng, uniform
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient, stacked
 from fedgist.learning.optimisers import SGD, Weights, add_scaled
 from fedgist.models.model import Output
 from fedgist.synthesis.augmentation import Augmentation, Change
+from fedgist.synthesis.gaussian import normal
 
 
 class Net(Protocol):
