@@ -189,6 +189,17 @@ def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: P
     assert reproduction.load(changed, [tmp_path]).keys() == {"a, x"}
 
 
+def test_results_of_other_settings_do_not_hide_those_of_another_folder(tmp_path: Path) -> None:
+    preset = presets.Preset("p/t", "t", "p", 1, (cell("a"),), (), "")
+    before = dataclasses.replace(preset, cells=(dataclasses.replace(cell("a"), layer={"method": "fedprox"}),))
+    mine, published = tmp_path / "mine", tmp_path / "published"
+    reproduction.save(before, {"a": found(1.0, run=before.cells[0].run)}, mine)
+    reproduction.save(preset, {"a": found(2.0, run=preset.cells[0].run)}, published)
+    assert reproduction.load(preset, [mine, published])["a"].mean == 2.0
+    reproduction.save(preset, {"a": found(3.0, run=preset.cells[0].run)}, mine)
+    assert reproduction.load(preset, [mine, published])["a"].mean == 3.0  # the earlier folder wins
+
+
 def test_the_page_is_that_of_the_result_files() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
     assert page == reproduction_page.page(ROOT / "docs" / "results"), (

@@ -231,10 +231,9 @@ def load(preset: Preset, folders: Sequence[Path]) -> Results:
         path = path_of(preset, folder)
         if path.is_file():
             cells = json.loads(path.read_text("utf-8"))["cells"]
-            known |= {cell.name: Found(**cells[cell.name]) for cell in preset.cells if cell.name in cells}
-    return {
-        cell.name: known[cell.name] for cell in preset.cells if cell.name in known and known[cell.name].run == cell.run
-    }
+            fitting = [cell.name for cell in preset.cells if cell.name in cells and cells[cell.name]["run"] == cell.run]
+            known |= {name: Found(**cells[name]) for name in fitting}
+    return {cell.name: known[cell.name] for cell in preset.cells if cell.name in known}
 
 
 def save(preset: Preset, results: Results, folder: Path) -> Path:
