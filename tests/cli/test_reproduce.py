@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.experiments import reproduction
+from fedgist.experiments import reproduction, workers
 
 PRESET = """
 paper = "Nobody 2026"
@@ -121,6 +121,24 @@ def test_missing_data_is_said_once_and_the_rest_is_run(monkeypatch):
     result = call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet", code=2)
     assert result.stderr.count("data set 'mnist' needs") == 1
     assert "2 of 4 cells run" in result.stdout
+
+
+@pytest.mark.parametrize("body", ["pass", "input()"], ids=["before it has a job", "with a job in hand"])
+def test_no_run_is_lost_without_a_word_when_the_processes_die(body, monkeypatch):
+    def dying(threads):
+        process = subprocess.Popen(
+            [sys.executable, "-c", body], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        if body == "pass":
+            process.wait()
+        return process
+
+    monkeypatch.setattr(workers, "_start", dying)
+    jobs, told = [workers.Job(()) for _ in range(5)], []
+    workers.do_all(jobs, 2, lambda job, wrong: told.append((id(job), wrong)))
+    assert sorted(told) == sorted((id(job), workers.ENDED) for job in jobs)
+    result = call("toy/table", "--jobs", "2", "--device", "cpu", "--quiet", code=2)
+    assert "fedgist: a process that makes runs has died; go on with the same command" in result.stderr
 
 
 def finished():

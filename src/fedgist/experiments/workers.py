@@ -22,6 +22,8 @@ from fedgist.experiments.config import RunConfig
 Told = Callable[["Job", str | None], None]
 """What is told of each job that has ended: the job, and what was wrong, if anything."""
 
+ENDED = "a process that makes runs has died; go on with the same command, and a smaller --jobs if memory is short"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -62,6 +64,8 @@ def do_all(jobs: Sequence[Job], count: int, told: Told) -> None:
                 idle += 1
             else:
                 told(*news)
+        while not todo.empty():  # nobody is left to make these
+            told(todo.get(), ENDED)
     finally:
         for worker in workers:
             worker.kill()
@@ -77,21 +81,30 @@ def _start(threads: int) -> "subprocess.Popen[str]":
 
 def _feed(worker: "subprocess.Popen[str]", todo: "queue.SimpleQueue[Job]", done: "queue.SimpleQueue[Any]") -> None:
     """Hands one job after the other to a worker; None says that nothing more will come of it."""
-    assert worker.stdin is not None and worker.stdout is not None
     try:
         while True:
             job = todo.get_nowait()
-            lines = [{"config": configs.flat(config), "folder": str(folder)} for config, folder in job.runs]
-            worker.stdin.write(json.dumps(lines) + "\n")
-            worker.stdin.flush()
-            answer = worker.stdout.readline()
-            done.put((job, json.loads(answer) if answer else "its process ended before its time"))
+            answer = _ask(worker, job)
+            done.put((job, json.loads(answer) if answer else ENDED))
             if not answer:
                 break
-    except (queue.Empty, BrokenPipeError, ValueError):
+    except queue.Empty:
         pass
     finally:
         done.put(None)
+
+
+def _ask(worker: "subprocess.Popen[str]", job: Job) -> str:
+    """A worker's answer to a job; empty when the worker has ended, or ends meanwhile."""
+    assert worker.stdin is not None and worker.stdout is not None
+    lines = [{"config": configs.flat(config), "folder": str(folder)} for config, folder in job.runs]
+    try:
+        worker.stdin.write(json.dumps(lines) + "\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        return answer if answer.endswith("\n") else ""  # half a line: it died while it spoke
+    except (BrokenPipeError, ValueError):  # a ValueError: its pipes were closed here, for all is over
+        return ""
 
 
 def work() -> None:
