@@ -174,8 +174,11 @@ def test_evaluation_gives_an_accuracy(federation: Build, method: str) -> None:
 
 
 def test_drop_outs(federation: Build, method: str) -> None:
-    engine = play(federation(method, offline=0.5), 3)
-    assert engine.rounds_done == 3
+    """About half of the clients miss an exchange: somebody is missing, and what is learnt stays finite."""
+    engine = federation(method, offline=0.5)
+    reports = [engine.run_round() for _ in range(3)]
+    assert any(report.answered < len(engine.ids) for report in reports)
+    assert torch.isfinite(floats([engine.states, engine.site_states])).all()
 
 
 def test_nobody_answers(federation: Build, method: str) -> None:
@@ -208,6 +211,7 @@ def test_a_client_sees_only_its_own_data(federation: Build, method: str, tmp_pat
         assert engine.ledger.transcript is not None
         found = sorted(engine.ledger.transcript.glob(f"00001-round-00000-{ids[0]}-*"))
         replies.append([path.read_bytes() for path in found])
+    assert replies[0], "the client was not asked, so nothing is compared"
     assert replies[0] == replies[1]
 
 
@@ -262,6 +266,7 @@ def test_profiles(method: str) -> None:
     assert found.profiles.keys() >= {"paper", "small", "demo", "toy"}
     for profile in found.profiles:
         assert resolve({"method": method}, profile=profile).method == method
+    assert all("dataset" in found.profiles[profile] for profile in found.profiles.keys() - {"demo", "toy"})
     assert all("note" in found.profiles[profile] for profile in ("small", "demo"))
     assert found.summary.endswith(".")
     assert len(found.summary) < 140

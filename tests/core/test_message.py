@@ -23,7 +23,6 @@ from fedgist.core.message import (
     float32,
     int64,
     message,
-    peek_tag,
     size,
     tensors_in,
     to_bytes,
@@ -74,7 +73,6 @@ def test_round_trip(n: int, c: int, shapes: dict[str, tuple[int, ...]], dtype: t
     assert len(data) == cost.header + cost.payload <= codec.limit(Everything)
     assert cost.numbers == sum(t.numel() for t in sent.w.values()) + sent.images.numel() + 1
     assert safetensors.torch.load(data).keys() == codec.pack(sent).keys()
-    assert peek_tag(data) == "test_message.Everything"
     received, local = codec.decode(Everything, data), codec.unpack(Everything, codec.pack(sent))
     for seen in (received, local):
         assert seen.w.keys() == sent.w.keys()

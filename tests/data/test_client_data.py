@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
-from fedgist.data.client_data import ClientData, own_label_test
-from fedgist.data.datasets import Dataset
+from fedgist.data.client_data import ClientData
 
 sizes = st.integers(1, 40)
 batches = st.integers(1, 50)
@@ -33,15 +32,15 @@ def test_steps_are_full_batches_from_reshuffled_passes(n: int, count: int, batch
     assert len(rest.unique()) == len(rest)
 
 
-@given(n=sizes, count=st.integers(0, 4), batch=batches, drop_last=st.booleans(), seed=st.integers(0, 1000))
-def test_epochs_count_each_sample_once_a_pass(n: int, count: int, batch: int, drop_last: bool, seed: int) -> None:
-    plan = client(n).epochs(Rng(seed), count, batch, drop_last)
-    a_pass = max(1, n // batch) if drop_last else math.ceil(n / batch)
+@given(n=sizes, count=st.integers(0, 4), batch=batches, seed=st.integers(0, 1000))
+def test_epochs_count_each_sample_once_a_pass(n: int, count: int, batch: int, seed: int) -> None:
+    plan = client(n).epochs(Rng(seed), count, batch)
+    a_pass = math.ceil(n / batch)
     assert plan["index"].shape == plan["mask"].shape == (count * a_pass, batch)
     assert plan["mask"].dtype == torch.float32
     for index, mask in zip(plan["index"].split(a_pass), plan["mask"].split(a_pass), strict=True) if count else ():
         counted = index[mask == 1]
-        assert len(counted.unique()) == len(counted) == (n if not drop_last else min(n, a_pass * batch))
+        assert len(counted.unique()) == len(counted) == n
         assert set(index[mask == 0].tolist()) <= set(counted.tolist())  # filled up with real samples of that pass
         assert (mask[:-1] == 1).all()
 
@@ -49,12 +48,6 @@ def test_epochs_count_each_sample_once_a_pass(n: int, count: int, batch: int, dr
 def test_a_batch_is_filled_up_with_other_samples_than_its_own() -> None:
     last = client(10).epochs(Rng(0), 1, 4)["index"][-1]
     assert len(last.unique()) == 4
-
-
-def test_drop_last_keeps_an_only_batch() -> None:
-    plan = client(3).epochs(Rng(0), 2, 5, drop_last=True)
-    assert plan["mask"].tolist() == [[1, 1, 1, 0, 0]] * 2
-    assert client(7).epochs(Rng(0), 2, 5, drop_last=True)["mask"].tolist() == [[1, 1, 1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("plan", ["steps", "epochs"])
@@ -112,15 +105,3 @@ def test_counts_pool_and_device() -> None:
     assert moved.classes == 5
     assert ClientData(data.x, data.y, 5).to("cpu").test is None
     assert moved.steps(Rng(0), 2, 2)["index"].device.type == "meta"  # a plan lies where the data lies
-
-
-def test_own_label_test_keeps_the_labels_held() -> None:
-    y = torch.tensor([0, 1, 2, 1, 0])
-    test = Dataset("toy", torch.arange(5.0).view(5, 1, 1, 1), y, 3, (0.0,), (1.0,))
-    for held in (torch.tensor([1, 2]), [1, 2], {2, 1}, torch.tensor([2, 1, 1, 2])):
-        x, labels = own_label_test(test, held)
-        assert labels.tolist() == [1, 2, 1]
-        assert x.flatten().tolist() == [1.0, 2.0, 3.0]
-    x, labels = own_label_test(test, [])
-    assert x.shape == (0, 1, 1, 1)
-    assert len(labels) == 0

@@ -385,7 +385,7 @@ def test_batch_norm_statistics_are_averaged_as_in_fedavg(name: str) -> None:
     assert buffers.isdisjoint(moments)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", *ALL])
 @pytest.mark.parametrize("option", [{"share": "head"}, {"batch_norm": "local"}])
 def test_parts_that_stay_at_home(name: str, option: dict[str, str]) -> None:
     engine = net_federation(name, "cnn", steps=2, batch=4, active=2, **option)

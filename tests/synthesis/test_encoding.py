@@ -289,27 +289,3 @@ def test_nothing_has_no_update() -> None:
     w = encoder.model.init(Rng(0))
     assert all(part.count_nonzero() == 0 for part in encoder.decode(encoder.nothing(2), w).values())
     assert encoder.nothing(0)["images"].shape == (0, *SHAPE)
-
-
-def test_efficiency_is_the_papers() -> None:
-    """Table 2, N = 32: 6.9 without and 6.6 with 3 rounds of full weights.
-
-    1/6.6 − 1/6.9 = 3 / R_base gives R_base ≈ 455, and 6.9 then R_syn ≈ 160, of P = 61,706 weights and
-    D = 32 · (784 + 10 + 1) numbers.
-    """
-    size = 32 * (784 + 10 + 1)
-    assert round(encoding.efficiency(61_706, 455, size, 160), 1) == 6.9
-    assert round(encoding.efficiency(61_706, 455, size, 160, full_rounds=3), 1) == 6.6
-    assert encoding.efficiency(100, 7, 100, 7) == 1
-
-
-def test_efficiency_at_equal_accuracy() -> None:
-    """100 weights; images of 20 numbers a round: 0.8 is reached by the baseline in round 2 (200 numbers)."""
-    baseline, ours = [0.5, 0.8, 0.9], [0.3, 0.6, 0.7, 0.8, 0.85]
-    assert encoding.rounds_to(baseline, 0.8) == 2
-    assert encoding.rounds_to(ours, 0.86) is None
-    assert encoding.efficiency_at(0.8, baseline, ours, 100, 20) == 200 / 80
-    assert encoding.efficiency_at(0.8, baseline, ours, 100, 20, switch=3) == 200 / (3 * 20 + 100)
-    assert encoding.efficiency_at(0.6, baseline, ours, 100, 20, switch=3) == 200 / 40
-    assert encoding.efficiency_at(0.9, baseline, ours, 100, 20) is None
-    assert encoding.efficiency_at(0.95, baseline, ours, 100, 20) is None

@@ -284,15 +284,6 @@ def to_bytes(cls: type, leaves: Leaves) -> bytes:
     return b"".join([_header(cls, _describe(leaves)), *body])
 
 
-def peek_tag(data: bytes) -> str:
-    """The name that a message bears, for a receiver that awaits one of several; the rest is not looked at."""
-    metadata = _parse(data)[0].get("__metadata__")
-    tag = metadata.get("fedgist") if isinstance(metadata, dict) else None
-    if not isinstance(tag, str):
-        raise WireError("not a fedgist message: it bears no name")
-    return tag
-
-
 def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """What the header claims, after checking that it accounts for every byte that follows."""
     entries, body = _parse(data)

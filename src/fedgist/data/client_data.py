@@ -1,8 +1,6 @@
 """One client's samples, and the order in which a computation reads them, as indices rather than batches."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,8 +51,8 @@ class ClientData:
         stream = self._passes(rng, -(-count * batch // self.n)).flatten()
         return self._plan(stream[: count * batch].view(count, batch))
 
-    def epochs(self, rng: Rng, count: int, batch: int, drop_last: bool = False) -> Batches:
-        """`count` passes, each reshuffled; `drop_last` leaves out a pass's incomplete batch unless it is its only one.
+    def epochs(self, rng: Rng, count: int, batch: int) -> Batches:
+        """`count` passes, each reshuffled.
 
         The last batch of a pass is filled up with the samples that came first in it, under mask 0: the loss does not
         count them, and batch statistics see images rather than zeros.
@@ -62,7 +60,7 @@ class ClientData:
         _check(count, batch)
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
-        batches = max(1, self.n // batch) if drop_last else -(-self.n // batch)
+        batches = -(-self.n // batch)
         position = torch.arange(batches * batch)
         index = self._passes(rng, count)[:, position % self.n].view(count * batches, batch)
         mask = (position < self.n).float().view(batches, batch).repeat(count, 1)
@@ -75,26 +73,6 @@ class ClientData:
     def _plan(self, index: Tensor, mask: Tensor | None = None) -> Batches:
         mask = torch.ones(index.shape) if mask is None else mask
         return {"index": index.to(self.y.device), "mask": mask.to(self.y.device)}
-
-
-class Labelled(Protocol):
-    """Anything with images and labels, such as a `Dataset`."""
-
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def y(self) -> Tensor: ...
-
-
-def own_label_test(test: Labelled, labels: Tensor | Iterable[int]) -> tuple[Tensor, Tensor]:
-    """The test images of the labels that a client holds, as in the published code of FedGen (Zhu et al. 2021).
-
-    Deviation: each client gets all of them, not a share of 1/clients; summed over clients the labels weigh the same.
-    """
-    held = torch.as_tensor(labels if isinstance(labels, Tensor) else list(labels), dtype=torch.int64)
-    chosen = torch.isin(test.y, held.to(test.y.device))
-    return test.x[chosen], test.y[chosen]
 
 
 def _check(count: int, batch: int) -> None:

@@ -7,7 +7,7 @@ each sample is from instead of its label.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
@@ -67,14 +67,6 @@ def options(kind: str) -> dict[str, float]:
         raise unknown("partition", kind, KINDS)
     parameters = inspect.signature(KINDS[kind]).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def label_counts(labels: Tensor | np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """How many samples of each class each client holds: [clients, classes]."""
-    held = _as_array(labels)
-    if held.size and not 0 <= held.min() <= held.max() < classes:
-        raise FedgistError(f"labels must lie between 0 and {classes - 1}, not between {held.min()} and {held.max()}")
-    return np.stack([np.bincount(held[part], minlength=classes) for part in parts])
 
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:

@@ -24,8 +24,8 @@ class Config(GlobalModelOptions):
 
 
 def proximal_loss(output: Output, y: Tensor, mask: Tensor, w: Weights, anchor: Weights, mu: Tensor) -> Tensor:
-    """F_k(w) + μ/2 ‖w − w_t‖² (Eq. 2)."""
-    distance = sum((w[name] - anchor[name]).square().sum() for name in w)
+    """F_k(w) + μ/2 ‖w − w_t‖² (Eq. 2), over the weights that travel; buffers, which are not trained, are not in w."""
+    distance = sum((w[name] - anchor[name]).square().sum() for name in w if name in anchor)
     return cross_entropy(output, y, mask, w) + mu / 2 * distance
 
 

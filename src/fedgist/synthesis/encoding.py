@@ -8,7 +8,6 @@ depend on the others and the decoder needs nothing but θ and D_syn.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -258,37 +257,3 @@ def restore(bytes: Tensor, ends: Tensor) -> Tensor:
     """The images that bytes stand for."""
     low, high = (end.view(-1, 1, 1, 1) for end in ends.unbind(1))
     return low + bytes.to(ends.dtype) * ((high - low) / 255)
-
-
-def efficiency(
-    parameters: int, baseline_rounds: int, synthetic_numbers: int, synthetic_rounds: int, full_rounds: int = 0
-) -> float:
-    """η (sections 4.1 and 4.2): the numbers that FedAvg sends to those sent here, in one direction, for one client.
-
-    synthetic_numbers: D_size = N · (numbers in an image as sent + classes + 1).
-    """
-    return parameters * baseline_rounds / (synthetic_numbers * synthetic_rounds + parameters * full_rounds)
-
-
-def rounds_to(accuracies: Sequence[float], target: float) -> int | None:
-    """The first round (counted from 1) with at least that accuracy, if there is one."""
-    return next((i for i, accuracy in enumerate(accuracies, 1) if accuracy >= target), None)
-
-
-def efficiency_at(
-    target: float,
-    baseline: Sequence[float],
-    ours: Sequence[float],
-    parameters: int,
-    synthetic_numbers: int,
-    switch: int | None = None,
-) -> float | None:
-    """η at equal accuracy: both counted up to the first round that reaches `target`; None where one never does.
-
-    baseline, ours: accuracies after each round; after round `switch`, ours exchange full weights (switch₂).
-    """
-    needed, spent = rounds_to(baseline, target), rounds_to(ours, target)
-    if needed is None or spent is None:
-        return None
-    full = 0 if switch is None else max(0, spent - switch)
-    return efficiency(parameters, needed, synthetic_numbers, spent - full, full)
