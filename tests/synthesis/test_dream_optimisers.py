@@ -33,7 +33,7 @@ def test_fedadam_is_that_of_reddi_et_al() -> None:
     lr, beta1, beta2, tau = 0.03, 0.9, 0.99, 1e-3
     v = {"x": Rng(1).normal(3, 4).double()}
     x, m, u = v["x"].numpy().copy(), np.zeros((3, 4)), np.full((3, 4), tau**2)
-    ours = FedAdam(lr, beta1, beta2, tau)
+    ours = FedAdam(lr)
     state = ours.init(v)
     for delta in updates(20):
         d = delta["x"].numpy()

@@ -14,6 +14,7 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
 from fedgist.learning.optimisers import Adam, Weights
+from fedgist.learning.server_optimisers import ServerAdam
 
 NAMES = ("distadam", "fedavg", "fedadam")
 
@@ -53,21 +54,16 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class FedAdam:
-    """m ← β₁ m + (1 − β₁) Δ; u ← β₂ u + (1 − β₂) Δ²; v ← v + η m / (√u + τ): no bias correction, u starts at τ²."""
+    """The adaptive server of Reddi et al. (2021) on Δ, as in FedAvg above."""
 
     lr: float
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    adam: ClassVar[ServerAdam] = ServerAdam()
 
     def init(self, v: Weights) -> Tree:
-        return {"m": tree.zeros_like(v), "u": tree.map(lambda at: torch.full_like(at, self.tau**2), v)}
+        return self.adam.init(v)
 
     def step(self, v: Weights, update: Weights, state: Tree) -> tuple[Weights, Tree]:
-        m = tree.map(lambda m, delta: torch.lerp(m, delta, 1 - self.beta1), state["m"], update)
-        u = tree.map(lambda u, delta: torch.lerp(u, delta * delta, 1 - self.beta2), state["u"], update)
-        v = tree.map(lambda at, m, u: at + self.lr * m / (u.sqrt() + self.tau), v, m, u)
-        return v, {"m": m, "u": u}
+        return self.adam.step(v, update, state, self.lr)
 
 
 def dream_optimiser(name: str, lr: float, server_lr: float | None) -> DreamOptimiser:
