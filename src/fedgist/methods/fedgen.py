@@ -138,8 +138,8 @@ class FedGen(GlobalModel):
             "generator_lr": 1e-4,
         }
         | {"published": True},
-        "celeba": {"dataset": "celeba", "model": "cnn", "partition": "group", "clients": 25, "active": 10}
-        | {"rounds": 200, "steps": 20, "batch": 32, "lr": 0.01, "schedule": "exponential", "hidden": 128, "published": True},
+        "celeba": {"dataset": "celeba", "model": "cnn", "partition": "group", "clients": 25, "active": 10, "lr": 0.01}
+        | {"rounds": 200, "steps": 20, "batch": 32, "schedule": "exponential", "hidden": 128, "published": True},
         "small": {"dataset": "mnist5k", "model": "cnn", "alpha": 0.1, "rounds": 60, "steps": 20}
         | {"lr": 0.02, "schedule": "exponential", "note": "5,000 digits, 10 clients, all active, 60 rounds, lr 0.02"},
         "demo": {"model": "cnn", "rounds": 15, "steps": 20, "lr": 0.02} | {"note": "15 rounds of 20 steps"},
