@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
+from fedgist.cli import reproduction as reproduction_command
 from fedgist.experiments import reproduction, workers
 
 PRESET = """
@@ -73,6 +74,13 @@ def test_a_preset_runs_and_the_paper_stands_beside_ours():
     shown = json.loads(call("toy/table", "--show", "--json").stdout)
     assert shown["state"] == "holds partly"
     assert shown["cells"]["avg, a=0.1"]["within"] is True
+
+
+def test_the_command_that_is_published_names_no_folder_of_this_machine(monkeypatch):
+    words = ["--data-dir=/home/me/data", "--out", "/home/me/runs", "--results=a=b", "--only", "a=1"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/fedgist", "reproduce", "toy/table", *words])
+    wanted = "fedgist reproduce toy/table --data-dir=DIR --out DIR --results=DIR --only a=1"
+    assert reproduction_command._command() == wanted
 
 
 def test_the_small_says_what_was_reduced_and_seeds_can_be_fewer():

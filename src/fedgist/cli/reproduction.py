@@ -124,8 +124,14 @@ def _number(name: str, text: str | None) -> int | None:
 def _command() -> str:
     """As one would type it; folders are each machine's own."""
     words = ["fedgist", *sys.argv[1:]]
-    hidden = {i + 1 for i, word in enumerate(words) if word in ("--data-dir", "--out", "--results")}
-    return shlex.join("DIR" if i in hidden else word for i, word in enumerate(words))
+    hidden = ("--data-dir", "--out", "--results")
+    for i in range(1, len(words)):
+        option, equals, _ = words[i].partition("=")
+        if equals and option in hidden:
+            words[i] = f"{option}=DIR"
+        elif words[i - 1] in hidden:
+            words[i] = "DIR"
+    return shlex.join(words)
 
 
 def _reduced(preset: "Preset") -> str | None:
