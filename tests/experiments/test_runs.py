@@ -236,6 +236,8 @@ def test_when_no_evaluation_succeeds_the_run_says_so(monkeypatch):
     ("values", "sentence"),
     [
         ({"device": "gpu"}, "device must be auto, cpu, cuda or cuda:N, not 'gpu'"),
+        ({"device": "mps"}, "device must be auto, cpu, cuda or cuda:N, not 'mps'"),
+        ({"device": "meta"}, "device must be auto, cpu, cuda or cuda:N, not 'meta'"),
         ({"engine": "thraeded"}, "unknown engine 'thraeded'; did you mean 'threaded'"),
     ],
 )
@@ -249,6 +251,15 @@ def test_a_gpu_that_is_not_there():
     with pytest.raises(FedgistError, match="torch finds no GPU here; use --device cpu"):
         runner.run(config_of(device="cuda"))
     assert runner.prepare(config_of(device="auto")).device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda:2", "cuda:256"])
+def test_a_gpu_with_too_high_a_number(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(FedgistError, match=f"device {device} was asked for, .* here is cuda:1"):
+        runner.prepare(config_of(device=device))
+    assert runner.prepare(config_of(device="cuda:1")).device == "cuda:1"
 
 
 def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypatch):
