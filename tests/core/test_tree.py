@@ -1,5 +1,6 @@
 """Trees: arithmetic, order, saving and digests."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,40 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not object"):
         tree.save({"a": object()}, tmp_path / "t")
     assert tree.load(tmp_path / "t") == {"a": 1}
+
+
+def with_header(header: str) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+def described(tree: str) -> bytes:
+    return with_header(json.dumps({"__metadata__": {"tree": tree}}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 20,  # a header longer than any memory
+        (2**40).to_bytes(8, "little") + b"{}",  # a header longer than the file
+        *map(with_header, ("not json", "[]", "{}", '{"__metadata__":{}}')),
+        *map(described, ("", "3", "[]", "{}", '{"dict":3}', '{"dict":[3]}', '{"tensor":"0"}', '{"tensor":[]}')),
+        described("[" * 100_000),
+    ],
+    ids=lambda content: str(content[8:50]),
+)
+def test_what_is_no_saved_tree_is_a_value_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(ValueError, match="t is damaged, or no tree that fedgist saved"):
+        tree.load(tmp_path / "t")
+
+
+def test_a_file_that_was_cut_anywhere_is_a_value_error(tmp_path: Path) -> None:
+    tree.save({"a": torch.ones(3), "b": [1, None]}, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / "t").write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is damaged"):
+            tree.load(tmp_path / "t")
 
 
 def test_digest_sees_every_difference() -> None:

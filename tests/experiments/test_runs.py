@@ -156,14 +156,15 @@ def test_checkpoints_every_so_many_rounds_resume_to_the_same(uninterrupted, tmp_
     assert (rows, state) == (uninterrupted[0], uninterrupted[3])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(uninterrupted, tmp_path):
+@pytest.mark.parametrize("damage", [lambda whole: whole[:100], lambda whole: b"\xff" * 100], ids=["cut", "garbage"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage, uninterrupted, tmp_path):
     config = config_of(offline=0.2, record="all")
     with pytest.MonkeyPatch.context() as patch:
         killed_at(patch, LocalEngine, "run_round", 4, after=False)
         with pytest.raises(Killed):
             runner.run(config, tmp_path / "run")
     newest = RunFolder(tmp_path / "run").checkpoint_files()[0]
-    newest.write_bytes(newest.read_bytes()[:100])
+    newest.write_bytes(damage(newest.read_bytes()))
     runner.run(config, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == uninterrupted
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -160,10 +161,13 @@ def save(tree: Tree, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Tree:
-    """Read what `save` wrote."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return _restore(json.loads(header["__metadata__"]["tree"]), load_file(path))
+    """Read what `save` wrote; a file that is damaged or another's is a ValueError."""
+    try:
+        with safe_open(path, "pt") as file:
+            described = json.loads(file.metadata()["tree"])
+        return _restore(described, load_file(path))
+    except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, or no tree that fedgist saved ({error})") from error
 
 
 def digest(tree: Tree) -> str:

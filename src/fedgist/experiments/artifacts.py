@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fedgist.core import tree
@@ -72,7 +71,7 @@ def load(folder: Path) -> Iterator[Shown]:
         try:
             round, kept = int(path.stem.removeprefix("round-")), tree.load(path)
             yield from [Shown(round, name, **fields) for name, fields in kept.items()]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue
 
 
