@@ -112,7 +112,7 @@ def write(finding: Finding, folder: RunFolder) -> list[Path]:
     rows = {"true": finding.true, "recovered": finding.recovered}
     if finding.proxy is not None:
         rows["proxy"] = finding.proxy
-    np.savez_compressed(place / f"{name}.npz", allow_pickle=False, **{key: x.numpy() for key, x in rows.items()})
+    np.savez_compressed(place / f"{name}.npz", **{key: x.numpy() for key, x in rows.items()})  # type: ignore[arg-type]
     written = [place / f"{name}.json", place / f"{name}.npz"]
     try:
         picture(list(rows.values()), place / f"{name}.png")
