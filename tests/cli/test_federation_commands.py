@@ -95,6 +95,8 @@ def test_a_federation_is_not_overwritten(federation: Path) -> None:
         (["centralized", "--federation", "FED"], "wants all data at one site"),
         (["fedavg", "--federation", "FED", "--set", "offline=0.5"], "offline is for clients that are simulated"),
         (["repshare", "--federation", "FED", "--set", "topology=ring"], "topology is for clients"),
+        (["fedavg", "--federation", "FED", "--set", "validation=0.2"], "validation is for clients"),
+        (["fedavg", "--federation", "FED", "--set", "client_test=own-labels"], "client_test is for clients"),
         (["fedavg", "--federation", "FED", "--set", "seeds=2"], "one run at a time"),
         (["fedavg", "--federation", "FED", "--timeout", "0"], "--timeout must be above 0"),
         (["fedavg", "--federation", "FED", "--enough", "2"], "--enough must be above 0 and at most 1"),

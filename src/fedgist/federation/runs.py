@@ -13,16 +13,18 @@ from fedgist.engines.engine import Engine
 from fedgist.engines.envelope import Question
 from fedgist.engines.remote import Lost, Patience, RemoteEngine, Transport, introductions
 from fedgist.engines.scheduler import Executor
+from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import runner
 from fedgist.experiments.config import OWN, RunConfig
+from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 
 log = logging.getLogger("fedgist")
 
-SIMULATED = ("offline", "delay", "topology", "discrepancy")
-"""Options that pretend on one machine what a federation really has, or that need clients to talk without a server."""
+SIMULATED = ("offline", "delay", "topology", "discrepancy", "validation", "client_test")
+"""Options that pretend what a federation really has, let clients talk without a server, or decide on sites' data."""
 
 Config = Callable[[dict[str, Any]], RunConfig]
 """The configuration of a run, given what only the federation knows: how many sites, and their architectures."""
@@ -41,16 +43,20 @@ def run(
     first = runner.prepare(config({"clients": len(sites), "partition": OWN}))
     check(first)
     inputs = sources.from_sites(first, sites)  # what the user got wrong shows before anybody is asked
+    folder = RunFolder(out or runner.default_folder(first))  # found again whatever the sites have announced
     with connected() as transport:
-        asked = _architectures(sites, first, inputs, transport, patience, resume)
-        final = runner.prepare(config({"clients": len(sites), "partition": OWN, **asked}))
+        if resume and folder.started:  # the server's state may hold a part for each architecture: they stay
+            chosen = configs.resolve(configs.load(folder.config)).architectures
+        else:
+            chosen = _architectures(sites, first, inputs, transport, patience)
+        final = runner.prepare(config({"clients": len(sites), "partition": OWN, "architectures": chosen}))
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
             return RemoteEngine(method, transport, inputs.info, seed=config.seed, executor=executor, patience=patience)
 
         inputs = sources.from_sites(final, sites)
         try:
-            return runner.run(final, out or runner.default_folder(final), resume, inputs, progress, make)
+            return runner.run(final, folder.path, resume, inputs, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
 
@@ -67,23 +73,15 @@ def check(config: RunConfig) -> None:
 
 
 def _architectures(
-    sites: Sequence[str],
-    config: RunConfig,
-    inputs: Inputs,
-    transport: Transport,
-    patience: Patience,
-    resume: bool,
-) -> dict[str, Any]:
-    """What the sites announced; a run that goes on has their architectures in its configuration already."""
-    if resume and config.architectures:
-        return {}
+    sites: Sequence[str], config: RunConfig, inputs: Inputs, transport: Transport, patience: Patience
+) -> tuple[str, ...]:
+    """What each site runs from now on: what it announced, and the run's model where it announced nothing."""
     question = Question(config.method, list(inputs.task.shape), inputs.task.classes)
     found = introductions(transport, list(sites), question, patience.timeout)
     absent = {id: answer.why for id, answer in found.items() if isinstance(answer, Lost)}
     for id, why in sorted(absent.items()):
-        log.warning(f"site {id} does not take part: {why}")
+        log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")
     if len(sites) - len(absent) < patience.sites:
         raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
     announced = {id: answer for id, answer in found.items() if isinstance(answer, str)}
-    chosen = [announced.get(id) or config.model for id in sorted(sites)]  # dealt out in the order of the names
-    return {"architectures": tuple(chosen)}
+    return tuple(announced.get(id) or config.model for id in sorted(sites))  # dealt out in the order of the names

@@ -23,7 +23,7 @@ def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: in
         kits.new(path, "localhost", [f"site-{i + 1}" for i in range(sites)], port)
     federation = kits.load(path)
     for i, site in enumerate(federation.sites):
-        if not (path / "data" / site).exists():
+        if not (path / "data" / site / dataset).exists():
             datasets.export(dataset, path / "data" / site, data_dir, part=f"{i + 1}/{len(federation.sites)}")
     return federation
 

@@ -1,0 +1,87 @@
+"""A run across sites whose envelopes are handed over in this process, and what a trial federation is given."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgist.data import datasets
+from fedgist.engines.policy import Policy
+from fedgist.engines.remote import Lost, Patience
+from fedgist.experiments.config import load, resolve
+from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.progress import Silent
+from fedgist.federation import hosting, runs, sim
+
+
+class Wire:
+    """Sites with their models, of which the others are away; after so many exchanges the server is gone."""
+
+    def __init__(self, folder: Path, models: dict[str, str], exchanges: int):
+        settings = {id: hosting.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
+        self.hosts = {id: hosting.host(id, folder / id, settings[id], Policy()) for id in models}
+        self.left = exchanges
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("the server is gone")
+        return {
+            id: self.hosts[id].handle(data) if id in self.hosts else Lost("is not connected")
+            for id, data in requests.items()
+        }
+
+
+def run(folder: Path, models: dict[str, str], exchanges: int = 100, resume: bool = False) -> None:
+    """FedDistill across the sites a and b, in the folder that such a run has where none is named."""
+
+    @contextlib.contextmanager
+    def connected() -> Iterator[Wire]:
+        yield Wire(folder, models, exchanges)
+
+    def config(known: dict[str, Any]) -> Any:
+        return resolve({"method": "feddistill", "rounds": 3, "steps": 2, "device": "cpu"}, known)
+
+    runs.run(["a", "b"], connected, config, None, resume, Patience(), Silent())
+
+
+def test_a_site_that_was_away_joins_with_the_runs_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server's state may have a part for each model, so that those of a run stay; whom that shuts out is told."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+    with pytest.raises(ConnectionError):
+        run(tmp_path, {"a": "cnn"}, exchanges=4)  # question, start, round 1 and its evaluation
+    assert "site b does not take part: is not connected; to join this run later, it has to run mlp" in caplog.text
+    (path,) = (tmp_path / "runs").iterdir()
+    folder = RunFolder(path)
+    assert load(folder.config)["architectures"] == ["cnn", "mlp"]
+    assert len(folder.rows()) == 1
+
+    with pytest.raises(ConnectionError):
+        run(tmp_path, {"a": "cnn", "b": "mlp:hidden=32"}, exchanges=1, resume=True)
+    assert (
+        "site b does not take part: refused: this site runs mlp:hidden=32, and the run wants mlp of it" in caplog.text
+    )
+
+    run(tmp_path, {"a": "cnn", "b": ""}, resume=True)
+    assert list((tmp_path / "runs").iterdir()) == [path]
+    assert load(folder.config)["architectures"] == ["cnn", "mlp"]
+    assert [row["answered"] for row in folder.rows()] == [1, 2, 2]
+
+
+def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
+    """Sites begin on the data set that is named, whatever was tried before."""
+    datasets.export("digits", tmp_path / "own")
+    (tmp_path / "own" / "digits").rename(tmp_path / "own" / "letters")
+    path = tmp_path / "fed"
+    path.mkdir()
+    (path / "federation.toml").write_text('server = "localhost"\nport = 8002\nsites = ["site-1", "site-2"]\n')
+    for dataset in ("digits", "letters"):
+        federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
+        for site in federation.sites:
+            assert len(hosting.read(path / "data" / site / dataset)[0].labels) > 0
