@@ -56,11 +56,15 @@ def test_where_profiles_disagree_all_get_the_usual_and_a_note() -> None:
     assert not any("for all" in note for note in notes)
 
 
-def folder(path: Path, accuracies: list[float], replies: dict[str, list[tuple[str, bool]]]) -> RunFolder:
+def folder(
+    path: Path, accuracies: list[float], replies: dict[str, list[tuple[str, bool]]], topology: str = "none"
+) -> RunFolder:
     """A run that never was: accuracy by round, 100 bytes up and 50 down each, and the replies that travelled."""
     run = RunFolder(path)
     path.mkdir(parents=True)
-    run.config.write_text('method = "fedavg"\n')
+    run.config.write_text(f'method = "fedavg"\ntopology = "{topology}"\n')
+    for empty in (run.partition, run.environment):
+        empty.write_text("{}")
     rows = [
         {"round": i, "accuracy": a, "bytes_up": 100 * i, "bytes_down": 50 * i}
         for i, a in enumerate(accuracies, start=1)
@@ -72,9 +76,10 @@ def folder(path: Path, accuracies: list[float], replies: dict[str, list[tuple[st
     with run.ledger.open("w", newline="") as file:
         out = csv.DictWriter(file, COLUMNS)
         out.writeheader()
-        out.writerow({"phase": "evaluation", "direction": "up", "type": "x.Score"})
+        up = {"round": 1, "direction": "up", "header_bytes": 10, "payload_bytes": 90}
+        out.writerow({**up, "phase": "evaluation", "type": "x.Score"})
         for name in replies:
-            out.writerow({"phase": "round", "direction": "up", "type": f"x.{name}"})
+            out.writerow({**up, "phase": "round", "type": f"x.{name}"})
     return run
 
 
@@ -94,6 +99,12 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert found[0].last == [0.8]
     assert found[0].best == [0.9]
     assert [s.server_sees for s in found] == ["sums only", "each client's w", "nothing"]
+
+
+def test_peers_have_no_server_that_sees_anything(tmp_path: Path) -> None:
+    peers = folder(tmp_path / "run", [0.5], {"Shown": [("w", False), ("p", True)]}, topology="ring")
+    _, (found,) = comparison.standings([[peers]])
+    assert found.server_sees == "no server; neighbours see w"
 
 
 def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

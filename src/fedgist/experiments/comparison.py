@@ -1,6 +1,5 @@
 """Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and how the methods stand."""
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
-from fedgist.experiments.folder import RunFolder, read_json
+from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.report.runs import SHARE_OF_BEST, read
 
 GROUND = (
     "dataset", "normalise", "limit", "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client",
@@ -21,8 +21,6 @@ GROUND = (
 MODEL = {"model": "mlp:norm=batch", "architectures": (), "eval_every": 1}
 """What `compare` runs where nobody says otherwise: one model for all, so that they start at the same weights and rounds
 mean the same. It has BatchNorm, because Co-Dream's dreams are held to its statistics, and is quick on two cores."""
-SHARE_OF_BEST = 0.95
-"""The usual target: this share of the best last accuracy of all."""
 
 
 def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None) -> tuple[list[RunConfig], list[str]]:
@@ -103,32 +101,21 @@ class Standing:
 
 def standings(groups: Sequence[Sequence[RunFolder]], target: float | None = None) -> tuple[float, list[Standing]]:
     """The target accuracy, and each method's standing, from the folders of its runs."""
-    rows = [[[row for row in folder.rows() if "accuracy" in row] for folder in group] for group in groups]
+    runs = [[read(folder) for folder in group] for group in groups]
+    last = [[run.evaluations[-1]["accuracy"] for run in group] for group in runs]
     if target is None:
-        target = SHARE_OF_BEST * max(statistics.fmean(run[-1]["accuracy"] for run in group) for group in rows)
+        target = SHARE_OF_BEST * max(map(statistics.fmean, last))
     found = []
-    for folders, group in zip(groups, rows, strict=True):
-        reached = [next((row for row in run if row["accuracy"] >= target), None) for run in group]
+    for group, ends in zip(runs, last, strict=True):
+        reached = [run.reached(target) or (None, None) for run in group]
         found.append(
             Standing(
-                method=str(configs.load(folders[0].config)["method"]),
-                last=[run[-1]["accuracy"] for run in group],
-                best=[max(row["accuracy"] for row in run) for run in group],
-                rounds_to=[None if row is None else row["round"] for row in reached],
-                bytes_to=[None if row is None else row["bytes_up"] + row["bytes_down"] for row in reached],
-                server_sees=server_sees(folders[0]),
+                method=str(group[0].config["method"]),
+                last=ends,
+                best=[max(run.accuracies.values()) for run in group],
+                rounds_to=[rounds for rounds, _ in reached],
+                bytes_to=[sent for _, sent in reached],
+                server_sees=group[0].server_sees(),
             )
         )
     return target, found
-
-
-def server_sees(folder: RunFolder) -> str:
-    """What whoever asks saw of single clients in this run, by the message types that really travelled."""
-    with folder.ledger.open(encoding="utf-8", newline="") as file:
-        ledger = list(csv.DictReader(file))
-    travelled = {row["type"].split(".")[-1] for row in ledger if row["phase"] == "round" and row["direction"] == "up"}
-    sent = [field for field in read_json(folder.method)["sees"] if field["reply"] in travelled]
-    visible = dict.fromkeys(field["field"] for field in sent if not field["additive"])
-    if visible:
-        return f"each client's {', '.join(visible)}"
-    return "sums only" if sent else "nothing"

@@ -68,10 +68,10 @@ def accuracy_by_rounds(groups: Sequence[Group]) -> Figure:
 def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
     """On a logarithmic scale; who sends nothing has no place on it and is a line across, at the last accuracy."""
     data: list[Spec] = []
-    sent = [b for group in groups if group.sends for _, b, _, _ in group.curve]
+    sent = [b for group in groups if group.first.sends for _, b, _, _ in group.curve]
     for i, group in enumerate(groups):
         curve = group.curve
-        if group.sends:
+        if group.first.sends:
             x = [b for _, b, _, _ in curve]
             data += _band(i, group.label, x, [(mean, std) for *_, mean, std in curve])
             data.append(_accuracy(i, group, x, [f"{size(b)}, round {r}" for r, b, *_ in curve]))
@@ -235,7 +235,7 @@ def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
 
 def wire(groups: Sequence[Group]) -> Figure:
     """A bar for each group, cut by type of message; shares, because totals may differ a thousandfold."""
-    bars = [group for group in groups if group.sends]
+    bars = [group for group in groups if group.first.sends]
     shade = {"up": "--up", "down": "--down"}
     data: list[Spec] = []
     for group in bars:

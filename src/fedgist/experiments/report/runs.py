@@ -26,6 +26,8 @@ KNOWN = {
     BETWEEN,
 }
 FEW = 3  # differing options that a label may name
+SHARE_OF_BEST = 0.95
+"""The usual target: this share of the best last accuracy of all."""
 
 
 @dataclass
@@ -107,6 +109,40 @@ class Run:
     def peer_to_peer(self) -> bool:
         return self.config.get("topology", "none") != "none"
 
+    @property
+    def sends(self) -> bool:
+        """Whether clients send more than that they are done."""
+        return any(counts.payload for way, _, counts in self.wire.crossed() if way == "up")
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """The fields of the replies that crossed the wire, evaluation not counted."""
+        replies = self.wire.replies
+        return [one for one in self.about.get("sees", []) if one["reply"] in replies]
+
+    @property
+    def visible(self) -> list[str]:
+        """The fields that whoever asks sees of each client."""
+        return list(dict.fromkeys(one["field"] for one in self.seen if not one["additive"]))
+
+    def server_sees(self, most: int | None = None) -> str:
+        """What the server learns of a single client, in a few words that name so many fields; all without a number."""
+        if not self.sends:
+            return "nothing"
+        if "sees" not in self.about:
+            return "not recorded"
+        if not self.visible:
+            return "sums only"
+        whose = "no server; neighbours see" if self.peer_to_peer else "each client's"
+        named = self.visible[:most]
+        more = f" and {len(self.visible) - len(named)} more" if len(named) < len(self.visible) else ""
+        return f"{whose} {', '.join(named)}{more}"
+
+    def reached(self, aim: float) -> tuple[int, int] | None:
+        """The first round that was found that accurate, and the bytes up and down until then; None if none was."""
+        row = next((row for row in self.evaluations if row["accuracy"] >= aim), None)
+        return None if row is None else (row["round"], row["bytes_up"] + row["bytes_down"])
+
     def further(self) -> dict[str, dict[int, float]]:
         """Name -> round -> value, for all numbers in the rows besides those that every run has."""
         found: dict[str, dict[int, float]] = defaultdict(dict)
@@ -135,11 +171,6 @@ class Group:
     @property
     def finished(self) -> bool:
         return all(run.result is not None for run in self.runs)
-
-    @property
-    def sends(self) -> bool:
-        """Whether clients send more than that they are done."""
-        return any(counts.payload for way, _, counts in self.first.wire.crossed() if way == "up")
 
     @property
     def between_clients(self) -> bool:

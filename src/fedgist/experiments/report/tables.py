@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.experiments.comparison import SHARE_OF_BEST
 from fedgist.experiments.progress import size
 from fedgist.experiments.report.efficiency import Cost, best
-from fedgist.experiments.report.runs import Group, mean_and_deviation
+from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, mean_and_deviation
 from fedgist.experiments.report.words import percent, short, times
 
 FEW = 3  # names of fields that the summary has room for
@@ -59,8 +58,7 @@ def usual_target(groups: Sequence[Group]) -> float | None:
 
 def reached(group: Group, aim: float) -> list[tuple[int, int]]:
     """For each seed that got there: the first round that did, and the bytes up and down until then."""
-    firsts = [next((row for row in run.evaluations if row["accuracy"] >= aim), None) for run in group.runs]
-    return [(row["round"], row["bytes_up"] + row["bytes_down"]) for row in firsts if row is not None]
+    return [there for run in group.runs if (there := run.reached(aim)) is not None]
 
 
 def summary(groups: Sequence[Group], aim: float | None) -> Table:
@@ -108,7 +106,7 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
         bytes_cell(statistics.fmean(run.last["bytes_up"] for run in group.runs)),
         bytes_cell(statistics.fmean(run.last["bytes_down"] for run in group.runs)),
         number(f"{statistics.fmean(run.seconds for run in group.runs):.1f}"),
-        _seen_in_short(group),
+        Cell(group.first.server_sees(FEW), ", ".join(group.first.visible), "text"),
     ]
 
 
@@ -140,7 +138,7 @@ def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
     if not shown:
         return []
     most = max(shown, key=lambda group: group.curve[-1][2])
-    sending = [group for group in shown if group.sends]
+    sending = [group for group in shown if group.first.sends]
     found = [Card("Most accurate", percent(most.curve[-1][2]), most.label)]
     if sending:
         least = min(sending, key=lambda group: group.curve[-1][1])
@@ -198,34 +196,14 @@ def wire(groups: Sequence[Group]) -> Table:
     return Table("What crossed the wire, by type of message", head, rows, note)
 
 
-def seen(group: Group) -> list[dict[str, Any]]:
-    """The fields of the replies that crossed the wire in this run, evaluation not counted."""
-    replies = group.first.wire.replies
-    return [one for one in group.first.about.get("sees", []) if one["reply"] in replies]
-
-
-def _seen_in_short(group: Group) -> Cell:
-    """What the server learns of a single client, in a few words."""
-    if not group.sends:
-        return Cell("nothing", kind="text")
-    if "sees" not in group.first.about:
-        return Cell("not recorded", kind="text")
-    visible = list(dict.fromkeys(one["field"] for one in seen(group) if not one["additive"]))
-    if not visible:
-        return Cell("sums only", kind="text")
-    more = f" and {len(visible) - FEW} more" if len(visible) > FEW else ""
-    whose = "no server; neighbours see" if group.first.peer_to_peer else "each client's"
-    return Cell(f"{whose} {', '.join(visible[:FEW])}{more}", ", ".join(visible), "text")
-
-
 def who_sees_what(groups: Sequence[Group]) -> Table:
     asker = "peers that ask" if all(group.first.peer_to_peer for group in groups) else "the server"
     head = ["run", "reply", f"{asker} sees of each client", "sees only as a sum", "what the reply is"]
     rows = []
     for group in groups:
         says = group.first.about.get("replies", {})
-        for i, reply in enumerate(dict.fromkeys(one["reply"] for one in seen(group))):
-            fields = [one for one in seen(group) if one["reply"] == reply]
+        for i, reply in enumerate(dict.fromkeys(one["reply"] for one in group.first.seen)):
+            fields = [one for one in group.first.seen if one["reply"] == reply]
             each, summed = (
                 ", ".join(dict.fromkeys(one["field"] for one in fields if bool(one["additive"]) is additive))
                 for additive in (False, True)
