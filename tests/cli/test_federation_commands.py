@@ -118,6 +118,7 @@ def test_mistakes_at_a_site(federation: Path, tmp_path: Path) -> None:
         ([kit, "--data", tmp_path / "empty"], "holds no data set with both a train and a test split"),
         ([kit, "--data", data, "--model", "mlp:hidden"], "name:key=value"),
         ([kit, "--data", data, "--engine", "quick"], "unknown engine 'quick'"),
+        ([kit, "--data", data, "--device", "mps"], "device must be auto, cpu, cuda or cuda:N, not 'mps'"),
     ]
     for arguments, why in cases:
         done = fedgist("site", "start", *arguments)

@@ -247,7 +247,7 @@ def start_site(
     kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
     data: Annotated[Path, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")],
     model: Annotated[str, flag("model", "The site's architecture; without it, what the run says.", "NAME")] = "",
-    device: Annotated[str, flag("device", "cpu, cuda or cuda:N.", "NAME")] = "cpu",
+    device: Annotated[str, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")] = "cpu",
     engine: Annotated[str, flag("engine", "Who computes: sequential, threaded or stacked.", "NAME")] = "sequential",
     threads: Annotated[
         int | None, flag("threads", "Threads of a computation; without it, torch's choice.", "N")

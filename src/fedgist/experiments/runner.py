@@ -5,7 +5,6 @@ import inspect
 import json
 import os
 import platform
-import re
 import shlex
 import statistics
 import time
@@ -41,7 +40,6 @@ from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 
 LIBRARIES = ("numpy", "safetensors", "scikit-learn", "typer", "rich")
-DEVICE = re.compile("cpu|cuda(?::(0|[1-9][0-9]*))?")  # torch.device knows many more, and takes cuda:256 for cuda:0
 
 
 @dataclass(frozen=True)
@@ -78,20 +76,11 @@ class Interrupted(KeyboardInterrupt):
 
 def prepare(config: RunConfig) -> RunConfig:
     """The configuration with `auto` replaced by what this machine has, so that the folder says what really ran."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if (named := DEVICE.fullmatch(device)) is None:
-        raise FedgistError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
-    kind = device.partition(":")[0]
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise FedgistError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
-    if kind == "cuda" and int(named[1] or 0) >= (count := torch.cuda.device_count()):
-        raise FedgistError(f"device {device} was asked for, but the last GPU that torch finds here is cuda:{count - 1}")
+    device = engines.find_device(config.device)
     if config.engine not in ("auto", *engines.NAMES):
         raise unknown("engine", config.engine, ("auto", *engines.NAMES))
-    engine = _fitting_engine(config, kind) if config.engine == "auto" else config.engine
-    return dataclasses.replace(config, device=device, engine=engine)
+    engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
+    return dataclasses.replace(config, device=str(device), engine=engine)
 
 
 def _fitting_engine(config: RunConfig, device: str) -> str:
