@@ -158,7 +158,9 @@ class SiteHost:
     def _begin(self, start: Start) -> Run:
         self.policy.check_method(start.method)
         if self.model and start.model != self.model:
-            raise Refused(f"this site runs {self.model}, and the run wants {start.model} of it")
+            raise Refused(
+                f"this site runs {self.model}, and the run wants {start.model} of it: start the site without a model"
+            )
         method, data = self.prepare(start)
         self.policy.check_any_reply(method)
         place = self.executor.place
