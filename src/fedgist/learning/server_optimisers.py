@@ -85,6 +85,19 @@ class AdaptiveOptions(GlobalModelOptions):
     tau: float = option(1e-3, "Adaptivity τ: the larger, the nearer to plain averaging of updates.", above=0)
 
 
+def profiles(paper: float, small: float) -> dict[str, dict[str, Any]]:
+    """Those of a method with an adaptive server, whose optimisers differ in their rates."""
+    return {
+        "paper": {"dataset": "femnist", "model": "lenet5", "partition": "group", "clients": 3400, "active": 10}
+        | {"rounds": 1500, "epochs": 1, "batch": 20, "lr": 0.0316, "server_lr": paper},
+        "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 30, "steps": 20, "lr": 0.1, "server_lr": small}
+        | {"note": "5,000 digits, 10 clients, 30 rounds of 20 steps"},
+        "demo": {"model": "mlp", "rounds": 15, "steps": 20, "lr": 0.1, "server_lr": small}
+        | {"note": "15 rounds of 20 steps"},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
+    }
+
+
 @message
 class Update:
     """p_k Δ_k and p_k, of which the server sees only the sums; Δ_k is how far client k moved the weights."""
@@ -95,6 +108,15 @@ class Update:
 
 class AdaptiveServer(GlobalModel):
     """Abstract: clients as in FedAvg, and a server that takes the mean of their updates for a gradient."""
+
+    citation = r"""@inproceedings{reddi2021adaptive,
+  title     = {Adaptive Federated Optimization},
+  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
+               Kone{\v{c}}n{\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  booktitle = {ICLR},
+  year      = {2021}
+}"""
+    Config = AdaptiveOptions
 
     @property
     @abstractmethod
