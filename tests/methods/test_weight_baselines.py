@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedgist import methods, models
+from fedgist.core import tree
 from fedgist.core.config import build
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
@@ -231,6 +232,15 @@ def test_scaffold_against_numpy(active: int) -> None:
     assert engine.method.mean_control(engine.state, 4)["w"].numpy() == pytest.approx(c, abs=1e-5)  # type: ignore[attr-defined]
     for id, state in engine.site_states.items():
         assert state["c"]["w"].numpy() == pytest.approx(own[int(id)], abs=1e-5)
+
+
+def test_control_variates_stay_where_the_rate_has_fallen_to_zero() -> None:
+    """(x − y_i) / (K η) says nothing about the gradient when η = 0 and y_i = x."""
+    engine = federation("scaffold", problem(), steps=3, lr=0.1, schedule="cosine", horizon=2)
+    after(engine, 2)
+    before = tree.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}])
+    after(engine, 2)
+    assert tree.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}]) == before
 
 
 def test_control_variates_start_at_zero() -> None:

@@ -125,8 +125,7 @@ class Scaffold(GlobalModel):
         y = await train(self.config, trainer(self.config, model, controlled_loss), me, x, correction, plan=plan)
         self.keep(me, y)
         p, steps = self.weight(me), effective_steps(len(plan["index"]), self.config.momentum)
-        if steps:
-            rate = steps * self.config.lr_at(me.round)
+        if rate := steps * self.config.lr_at(me.round):  # who has not moved (no data, a rate of 0) learns no gradient
             me.state["c"] = {name: (x[name] - y[name]) / rate - correction[name] for name in correction}  # option II
         dy, dc = {name: y[name] - msg.x[name] for name in msg.x}, tree.sub(me.state["c"], before)
         joined, me.state["joined"] = int(not me.state["joined"]), True
