@@ -252,6 +252,13 @@ def test_after_switch_2_it_is_fedavg() -> None:
     assert engine.evaluate((clients()["0"].x, clients()["0"].y)).keys() == {"accuracy"}
 
 
+def test_who_was_late_at_switch_2_is_asked_again() -> None:
+    """Client 1's images of round 2 are due when nobody asks for images any more: they are lost, the client is not."""
+    engine = federation(switch2=2, delay=lambda id, round: int((id, round) == ("1", 2)), **QUICK)
+    assert [engine.run_round().answered for _ in range(4)] == [3, 3, 2, 3]
+    assert engine.under_way == {}
+
+
 def test_a_fork_with_full_rounds_starts_where_the_images_ended() -> None:
     """A snapshot of a run without switch₂, restored into a run with it, goes on as if it had been set."""
     images_only, whole = federation(**QUICK), federation(switch2=2, **QUICK)

@@ -40,7 +40,8 @@ class LocalEngine(Engine):
     """A federation in one process. With a `topology` (node -> neighbours) every client drives rounds of its own.
 
     A reply that is late by `delay` rounds joins the first exchange for such replies after that, and says from which
-    round it is; until then its sender is busy and does not answer who asked. A number draws delays from 0 to that.
+    round it is; until then its sender is busy and does not answer who asked. It is lost if it is due in a round without
+    such an exchange. A number draws delays from 0 to that.
     """
 
     def __init__(
@@ -116,9 +117,10 @@ class LocalEngine(Engine):
         if all_skipped:  # but replies that are under way are not lost: who sent one keeps what it did for it
             late = {reply["sender"] for key, reply in self.working_under_way.items() if key not in self.under_way}
             self.working = {id: state for id, state in self.working.items() if id in late}
-            self.working_under_way |= self.under_way
+            self.under_way = self.working_under_way | self.under_way
+        else:  # what was due and nobody asked for is nobody's any more; it must not keep its sender busy for good
+            self.under_way = {key: reply for key, reply in self.working_under_way.items() if reply["due"] > self.round}
         self.site_states.update(self.working)
-        self.under_way = self.working_under_way
         for node, outcome in outcomes.items():
             if not isinstance(outcome, TooFewAnswers):
                 self.states[node] = outcome
