@@ -25,14 +25,15 @@ TOFU = QUICK | {"images": 2, "iterations": 2}
 
 
 def federation(
-    folder: Path, name: str, sizes: tuple[int, ...], record: Any = ("all",), offline: Any = 0.0, **settings: Any
-) -> tuple[LocalEngine, Transcript]:
+    folder: Path, name: str, sizes: tuple[int, ...], record: Any = ("all",), offline: Any = 0.0, site: str = "{}",
+    **settings: Any,
+) -> tuple[LocalEngine, Transcript]:  # fmt: skip
     net = models.build("mlp", SHAPE, CLASSES, hidden=(6,))
     task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {"mlp": net}, "mlp")
     method = methods.find(name)(build(methods.find(name).Config, settings), task)
     rng = Rng(3)
     sites = {
-        str(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
+        site.format(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
         for i, n in enumerate(sizes)
     }
     ledger = Ledger(record=record, transcript=folder)
@@ -78,6 +79,16 @@ def test_full_rounds_of_tofu_and_fedavg_show_the_raw_update(tmp_path: Path) -> N
         assert seen.proxy is None
         torch.testing.assert_close(tree.sub(seen.before, seen.update), engine.state["w"], rtol=0, atol=1e-6)
         assert tree.norm(seen.update) > 1e-2
+
+
+def test_sites_may_have_dashes_in_their_names(tmp_path: Path) -> None:
+    """And a name that is the end or the beginning of another is not taken for it."""
+    engine, transcript = federation(tmp_path, "fedavg", (20, 20), site="hospital-{}", **QUICK)
+    engine.run_round()
+    for id in ("hospital-0", "hospital-1"):
+        assert [kept.tag for kept in transcript.between("server", id)] == ["global_model.Global"]
+        assert f"-{id}-server-" in update_of(transcript, id, 1).reply.path.name
+    assert transcript.between("1", "server") == transcript.between("server", "hospital") == []
 
 
 @pytest.mark.parametrize(

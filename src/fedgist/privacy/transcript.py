@@ -1,5 +1,6 @@
 """A recorded transcript: the encoded messages that a run kept, and each client's update as they show it."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,8 @@ class Kept:
     """Where and when a kept message travelled, as the name of its file says."""
 
     round: int
-    phase: str
     exchange: int
     sender: str
-    receiver: str
     tag: str
     path: Path
 
@@ -41,11 +40,10 @@ class Transcript:
 
     def between(self, sender: str, receiver: str) -> list[Kept]:
         """What one sent to the other in the rounds, the first first."""
-        found = []
-        for path in sorted(self.folder.glob(f"*-round-*-{sender}-{receiver}-*.safetensors")):
-            round, phase, exchange, _, _, tag = path.stem.split("-", 5)
-            found.append(Kept(int(round), phase, int(exchange), sender, receiver, tag, path))
-        return found
+        ends = re.escape(f"{sender}-{receiver}")  # names may have dashes, too; tags have none
+        form = re.compile(rf"(\d+)-round-(\d+)-{ends}-([^-]+)\.safetensors")
+        named = ((path, form.fullmatch(path.name)) for path in sorted(self.folder.glob("*-round-*")))
+        return [Kept(int(m[1]), int(m[2]), sender, m[3], path) for path, m in named if m]
 
     def read(self, kept: Kept) -> Any:
         """The message, checked as a receiver checks it."""
