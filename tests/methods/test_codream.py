@@ -379,11 +379,12 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
         build(**settings)
 
 
-def test_clients_with_data_that_leave_in_the_middle() -> None:
-    """Those left without data cannot label: the round changes nothing."""
+@pytest.mark.parametrize(("collaborate", "away"), [(True, (2, 3, 4, 5)), (False, (1,))])
+def test_clients_with_data_that_leave_in_the_middle(collaborate: bool, away: tuple[int, ...]) -> None:
+    """Those left without data cannot label, or have no dreams of their own: the round changes nothing."""
     data = build(clients=1).data["0"]
     sites = {"0": replace(data, x=data.x[:0], y=data.y[:0]), "1": data}
-    engine = build(sites, clients=2, offline=lambda id, round, exchange: id == "1" and exchange > 1)
+    engine = build(sites, clients=2, collaborate=collaborate, offline=lambda id, round, i: id == "1" and i in away)
     before = tree.digest(engine.state)
     play(engine)
     assert tree.digest(engine.state) == before

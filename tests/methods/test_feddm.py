@@ -259,8 +259,9 @@ def test_bytes_that_make_no_sense_are_refused() -> None:
             method.pool(answers)  # type: ignore[attr-defined]
 
 
-def test_nobody_holds_enough_of_anything() -> None:
-    engine = federation("feddm", min_class=50)
+@pytest.mark.parametrize("changes", [(), ("color", "crop")])
+def test_nobody_holds_enough_of_anything(changes: tuple[str, ...]) -> None:
+    engine = federation("feddm", min_class=50, server_augmentation=changes)
     start = tree.digest(engine.state["w"])
     assert tree.digest(after(engine)) == start
 

@@ -181,6 +181,8 @@ class CoDream(Taught):
         else:
             alone = await fed.ask(cohort, DreamAlone(math.ceil(self.config.dreams / len(cohort))), OwnDreams)
             x, outputs = (torch.cat([getattr(alone[id], name) for id in alone]) for name in ("x", "outputs"))
+            if len(x) == 0:  # as above
+                return state
             x, outputs = x[: self.config.dreams].unflatten(1, self.space.shape), outputs[: self.config.dreams]
         logits = outputs if self.config.labels == "logits" else outputs.clamp_min(1e-8).log()
         if self.layer is None:  # activations are no pictures

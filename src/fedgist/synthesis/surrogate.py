@@ -124,6 +124,8 @@ class Surrogate(Method):
     async def round(self, state: Any, fed: Federation) -> Any:
         answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
         x, y, weight = self.pool(answers)
+        if len(y) == 0:  # nobody who answered holds enough of any class
+            return state
         fed.show("images that the clients sent", x, y)
         return {"w": await self.train(state["w"], x, y, weight, fed.rng("batches"))}
 
