@@ -79,10 +79,10 @@ async def train_towards(
     state = me.state.get("optimiser") if options.keep_momentum else None
     fresh = torch.zeros_like(table), torch.zeros_like(known)
     sums, counts = me.state.get("logits", fresh) if logits.memory == "run" else fresh
-    rates = torch.tensor(options.lr_at(me.round)), table, known, torch.tensor(logits.pull)
+    lr, pull = torch.tensor([options.lr_at(me.round), logits.pull], dtype=torch.float64)  # rounded where they are used
     learner = LogitTrainer(trainer, logits.form)
     carry = ((w, state or trainer.init(w)), sums, counts)
-    (w, state), sums, counts = await scan(learner.step, carry, plan, me.data.pool, *rates)
+    (w, state), sums, counts = await scan(learner.step, carry, plan, me.data.pool, lr, table, known, pull)
     if options.keep_momentum:
         me.state["optimiser"] = state
     if logits.memory == "run":

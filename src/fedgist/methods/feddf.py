@@ -98,14 +98,16 @@ class FedDF(GlobalModel):
     async def round(self, state: Any, fed: Federation) -> Any:
         requests = self.requests(state, fed, Global)
         answers = await fed.ask({id: requests[id] for id in fed.sample(self.config.active)}, None, Whole)
+        users = [id for id in answers if answers[id].p > 0]  # who holds no data has nothing to say
+        if not users:
+            return state
         fused, teacher = dict(state["w"]), torch.zeros(())
-        for name in sorted({fed.info[id]["model"] for id in answers}):
-            group = [answers[id] for id in answers if fed.info[id]["model"] == name]
+        for name in sorted({fed.info[id]["model"] for id in users}):
+            group = [answers[id] for id in users if fed.info[id]["model"] == name]
             members = tree.stack([user.w for user in group])
             p = torch.tensor([user.p for user in group]).to(next(iter(members.values())))
-            if p.sum() > 0:
-                fused[name] = tree.map(lambda each, p=p: torch.tensordot(p, each, 1) / p.sum(), members)
-            shares = torch.full((len(group),), 1 / len(answers))
+            fused[name] = tree.map(lambda each, p=p: torch.tensordot(p, each, 1) / p.sum(), members)
+            shares = torch.full((len(group),), 1 / len(users))
             teacher = teacher.to(p) + await compute(
                 Ensemble(self.task.models[name]).logits, members, shares, self.proxy
             )

@@ -188,7 +188,9 @@ class FedGen(GlobalModel):
 
     async def round(self, state: Any, fed: Federation) -> Any:
         answers = await fed.ask(fed.sample(self.config.active), self.broadcast(state), Upload)
-        uploads = [answers[id] for id in answers]
+        uploads = [answers[id] for id in answers if answers[id].p > 0]  # who holds no data has nothing to teach
+        if not uploads:
+            return state
         heads = tree.stack([upload.head for upload in uploads])
         p = torch.tensor([upload.p for upload in uploads], device=state["counts"].device)
         if self.config.shows_counts:
@@ -197,8 +199,6 @@ class FedGen(GlobalModel):
         else:
             counts = answers.sum.counts["labels"]
             weights = torch.full((len(uploads), self.task.classes), 1 / len(uploads))
-        if counts.sum() == 0:  # nobody who answered holds any data
-            return state
         generator, adam = await self.teach(state, heads, counts, weights, fed)
         theta = {name: torch.tensordot(p.to(head), head, 1) for name, head in heads.items()}
         theta = tree.scale({**theta, **answers.sum.extractor, **answers.sum.statistics}, 1 / float(p.sum()))
@@ -220,7 +220,8 @@ class FedGen(GlobalModel):
         steps = (self.config.generator_steps, self.config.generator_batch)
         noise = self.generator.draw(self.config.noise_kind, steps, fed.rng("noise"))
         batches = {"y": draw_labels(self.prior(counts), steps, fed.rng("labels")), "noise": noise}
-        lr = torch.tensor(self.config.generator_lr * self.config.generator_decay ** (fed.round - 1))
+        rate = self.config.generator_lr * self.config.generator_decay ** (fed.round - 1)
+        lr = torch.tensor(rate, dtype=torch.float64)  # rounded once, where it is used
         return await scan(self.teaching.step, (state["generator"], state["adam"]), batches, heads, weights, lr)
 
     async def update(self, me: Site, msg: Broadcast) -> Upload:
@@ -230,7 +231,7 @@ class FedGen(GlobalModel):
         labels = me.data.y[plan["index"]]
         if me.data.n > 0:
             learner = GuidedTrainer(trainer(self.config, model), self.latent)
-            guidance = [torch.tensor(weight) for weight in self.config.guidance_at(me.round)]
+            guidance = torch.tensor(self.config.guidance_at(me.round), dtype=torch.float64)
             plan |= await self.lessons(msg, labels, me.round, me.rng)
             w = await train(self.config, learner, me, w, *guidance, plan=plan)
         self.keep(me, w)

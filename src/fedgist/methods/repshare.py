@@ -190,7 +190,7 @@ class RepresentationSharing(OwnModel):
 
     async def learn(self, me: Site, msg: Lesson) -> Representations:
         config, mine, model = self.config, self.choices_of(me.id), self.model_of(me)
-        weights = torch.tensor(mine.lambda_kd), torch.tensor(mine.lambda_disc)
+        weights = torch.tensor([mine.lambda_kd, mine.lambda_disc], dtype=torch.float64)
         learner = trainer(config, model, RepresentationLoss(model, config.reduction))
         if config.train_offline and (missed := me.round - 1 - me.state["round"]):  # rounds without a word to us
             then = replace(config, steps=missed * config.steps, epochs=missed * config.epochs)
