@@ -166,6 +166,28 @@ def test_resume_equals_uninterrupted(federation: Build, method: str, tmp_path: P
         assert tree.digest(play(second, 3 - killed_after).snapshot()) == tree.digest(whole.snapshot())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_restored_federation_is_where_it_was(
+    federation: Build, method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Bit for bit and dtype for dtype, before anything more is done."""
+    engine = play(federation(method, dtype=dtype), 1)
+    tree.save(engine.snapshot(), tmp_path / "checkpoint")
+    again = federation(method, dtype=dtype)
+    again.restore(tree.load(tmp_path / "checkpoint"))
+    assert again.digest() == engine.digest()
+
+
+def test_nothing_is_changed_in_place(federation: Build, method: str, engine: str) -> None:
+    """Neither a round nor an evaluation writes into the tensors of a committed state: a skipped round needs them."""
+    played = play(federation(method, engine), 1)
+    committed = tree.copy(played.snapshot())
+    before = tree.digest(committed)
+    play(played, 1).evaluate(toy(method)[1].test)
+    assert tree.digest(played.snapshot()) != before
+    assert tree.digest(committed) == before
+
+
 def test_evaluation_gives_an_accuracy(federation: Build, method: str) -> None:
     engine = play(federation(method), 1)
     metrics = engine.evaluate(toy(method)[1].test)

@@ -123,7 +123,7 @@ class LocalEngine(Engine):
         self.site_states.update(self.working)
         for node, outcome in outcomes.items():
             if not isinstance(outcome, TooFewAnswers):
-                self.states[node] = outcome
+                self.states[node] = self._put(outcome)  # as after a resume
         self.working = {}
         return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None, self.shown)
 

@@ -94,7 +94,7 @@ class RemoteEngine(Engine):
         self.rounds_done += 1
         skipped = str(outcome) if isinstance(outcome, TooFewAnswers) else None
         if skipped is None:
-            self.states[SERVER] = outcome
+            self.states[SERVER] = self._put(outcome)  # as after a resume
             self.versions.update(self.working)
         return RoundReport(self.rounds_done, self.answered, skipped, self.shown, dict(self.missing))
 
