@@ -10,7 +10,6 @@ from fedgist.learning.optimisers import SGD, Adam, Optimiser, optimiser
 CASES = [
     (SGD(), torch.optim.SGD, {}),
     (SGD(0.9, 0.01), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
-    (SGD(0.9, 0.01, True), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
     (Adam(), torch.optim.Adam, {}),
     (Adam(0.5, 0.9, 1e-3, 0.1), torch.optim.Adam, {"betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.1}),
 ]

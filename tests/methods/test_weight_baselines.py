@@ -73,9 +73,6 @@ class Bowl(Model):
         z = -torch.log(torch.expm1(q))
         return Output(q[:, None], torch.stack([z, torch.zeros_like(z)], 1), {})
 
-    def segment(self, w: Any, x: Tensor, start: Any = None, stop: Any = None) -> Tensor:
-        raise NotImplementedError
-
     def head(self, w: Any, features: Tensor) -> Tensor:
         raise NotImplementedError
 

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.models import build
+from fedgist.models.layers import bind_all
 from fedgist.models.registry import ARCHITECTURES
 
 RNG = Rng(7)("models")
@@ -298,15 +299,14 @@ def test_cut_at_any_layer_the_parts_join(case):
     model = make(case)
     w, x = weights(model), images(model, 2)
     whole = model(w, x)
-    previous, entered = None, x
-    for layer, shape in model.layer_shapes.items():
-        activation = model.segment(w, x, stop=layer)
-        assert tuple(activation.shape[1:]) == shape
-        assert torch.equal(model.segment(w, entered, start=previous, stop=layer), activation)
-        assert torch.equal(model(w, activation, start=layer).logits, whole.logits)
-        previous, entered = layer, activation
-    assert previous == model.classifier
-    assert torch.equal(model.segment(w, x), whole.features)
+    steps = bind_all(model.layers)
+    for (layer, shape), step in zip(model.layer_shapes.items(), steps, strict=True):
+        assert tuple(x.shape[1:]) == shape
+        assert torch.equal(model(w, x, start=layer).logits, whole.logits)
+        entered, x = x, step(w, x, None, None)
+    assert layer == model.classifier
+    assert torch.equal(entered, whole.features)
+    assert torch.equal(x, whole.logits)
     assert torch.equal(model.head(w, whole.features), whole.logits)
     assert whole.features.shape == (2, model.feature_size)
 
@@ -318,7 +318,7 @@ def test_head_names_are_the_classifier():
 def test_unknown_layer_is_named():
     model = make("cnn")
     with pytest.raises(FedgistError, match=r"unknown layer of cnn 'conv_1'; did you mean 'conv1'"):
-        model.segment(weights(model), images(model, 1), stop="conv_1")
+        model(weights(model), images(model, 1), start="conv_1")
 
 
 # --- initialisation ---------------------------------------------------------------------------------------------------

@@ -41,11 +41,10 @@ def add_scaled(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with momentum: v ← μ v + g + λ w; w ← w − lr v (Nesterov: w − lr (g + λ w + μ v))."""
+    """Stochastic gradient descent with momentum: v ← μ v + g + λ w; w ← w − lr v."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
-    nesterov: bool = False
 
     def init(self, w: Weights) -> Tree:
         return tree.zeros_like(w) if self.momentum else {}
@@ -54,8 +53,7 @@ class SGD:
         if self.weight_decay:
             gradient = add_scaled(gradient, self.weight_decay, w)
         if self.momentum:
-            state = add_scaled(gradient, self.momentum, state)
-            gradient = add_scaled(gradient, self.momentum, state) if self.nesterov else state
+            gradient = state = add_scaled(gradient, self.momentum, state)
         return add_scaled(w, -lr, gradient), state
 
 

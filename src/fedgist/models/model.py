@@ -74,13 +74,6 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def segment(self, w: Weights, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
-        """The activation that enters layer `stop` (default: the classifier), in evaluation mode.
-
-        Half-open, so parts join: `model(w, model.segment(w, x, stop="pool2"), start="pool2")` is `model(w, x)`.
-        """
-
-    @abstractmethod
     def head(self, w: Weights, features: Tensor) -> Tensor:
         """The logits of given features."""
 
@@ -161,13 +154,6 @@ class LayeredModel(Model):
         for step in self._whole if start is None else self._extractor[self._position(start) :]:
             x = step(w, x, new, tap)
         return Output(x, self._classify(w, x, None, None), {} if new is None else new)
-
-    def segment(self, w: Weights, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
-        first = 0 if start is None else self._position(start)
-        last = None if stop is None else self._position(stop)
-        for step in self._extractor[first:last]:
-            x = step(w, x, None, None)
-        return x
 
     def head(self, w: Weights, features: Tensor) -> Tensor:
         return self._classify(w, features, None, None)

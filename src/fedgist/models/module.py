@@ -125,14 +125,6 @@ class ModuleModel(Model):
         assert features is not None  # the probe has seen the classifier called
         return Output(features, logits, new or {})
 
-    def segment(self, w: Weights, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
-        if stop is not None:
-            self._check_layer(stop)
-        if start is None:
-            return self(w, x).features
-        self._check_layer(start)
-        return x
-
     def head(self, w: Weights, features: Tensor) -> Tensor:
         worker = self._worker(features.device)
         prefix = f"{self._classifier}."

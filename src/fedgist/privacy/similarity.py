@@ -43,13 +43,6 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     return (luminance * structure).flatten(1).mean(1)
 
 
-def correlation(a: Tensor, b: Tensor) -> Tensor:
-    """The correlation of the pixels of each image in `a` with each in `b`: blind to brightness and contrast."""
-    centred = [images.flatten(1).double() - images.flatten(1).double().mean(1, keepdim=True) for images in (a, b)]
-    unit = [images / images.norm(dim=1, keepdim=True).clamp_min(1e-12) for images in centred]
-    return unit[0] @ unit[1].T
-
-
 @dataclass(frozen=True, eq=False)
 class Match:
     """Which of the images is which of the true ones, and how alike each pair is."""
