@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import Compute, Place, Pool, Scan
-from fedgist.engines import grouping
-from fedgist.engines.grouping import Group, request
+from fedgist.engines import requests
+from fedgist.engines.grouping import Group
+from fedgist.engines.requests import request
 
 HERE = Place()
 
@@ -79,13 +80,13 @@ def test_weights_that_come_again_are_recognised() -> None:
 
 def test_weights_are_forgotten_with_the_first_tensor_that_dies() -> None:
     gc.collect()
-    before = len(grouping._known)
+    before = len(requests._known)
     w = weights()
     request(Compute(len, (w,)), HERE)
-    assert len(grouping._known) == before + 1
+    assert len(requests._known) == before + 1
     del w["w0"]
     gc.collect()
-    assert len(grouping._known) == before
+    assert len(requests._known) == before
 
 
 def test_scans_group_whatever_their_lengths() -> None:

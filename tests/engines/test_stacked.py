@@ -17,8 +17,10 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor, programs
-from fedgist.engines.grouping import Column, Group, Resident, columns, request
+from fedgist.engines.columns import Column, Resident, columns
+from fedgist.engines.grouping import Group
 from fedgist.engines.local import LocalEngine, run_rounds
+from fedgist.engines.requests import request
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked, _cut
 

@@ -139,7 +139,7 @@ def test_data_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.drive([scan(trainer.step, (w, {}), plan, pool, torch.tensor(0.1)) for pool in pools])
 
     go()
-    write = "fedgist.engines.grouping.Column._fill"
+    write = "fedgist.engines.columns.Column._fill"
     monkeypatch.setattr(write, lambda self, into: loads.append(1))
     go()
     assert loads == []

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import CHUNK, Place
-from fedgist.engines.grouping import Column, Group
+from fedgist.engines.columns import Column
+from fedgist.engines.grouping import Group
 from fedgist.engines.programs import Call, keep_ended
 
 

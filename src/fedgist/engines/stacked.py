@@ -21,9 +21,11 @@ import torch
 
 from fedgist.core import tree
 from fedgist.core.work import Chunks, Compute, Place, Scan, execute, length
+from fedgist.engines.columns import Resident
 from fedgist.engines.graphs import Captured, NotCapturable, capture
-from fedgist.engines.grouping import Group, Request, Resident, Work, request
+from fedgist.engines.grouping import Group
 from fedgist.engines.programs import Call, Vectorised, brief, run_compute, run_scan, traced
+from fedgist.engines.requests import Request, Work, request
 from fedgist.engines.scheduler import Role, float32_arithmetic
 from fedgist.engines.threaded import cores
 from fedgist.engines.workload import numbers_written
