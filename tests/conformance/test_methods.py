@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fedgist import methods
 from fedgist.core import tree
+from fedgist.core.codec import Codec
 from fedgist.core.ledger import Ledger
-from fedgist.core.message import Codec, tag_of
+from fedgist.core.message import tag_of
 from fedgist.core.method import who_sees_what
 from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedgist.core.codec import Codec
 from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Codec, message, tag_of, wire
+from fedgist.core.message import message, tag_of, wire
 from fedgist.core.method import Method, Task
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData

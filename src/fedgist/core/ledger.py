@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from fedgist.core.message import Size
+from fedgist.core.codec import Size
 
 COLUMNS = (
     "run",

@@ -14,9 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.codec import Codec, Leaves, add_up, size, to_bytes
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
-from fedgist.core.message import Codec, Leaves, add_up, schema_of, size, tag_of, tensors_in, to_bytes
+from fedgist.core.message import schema_of, tag_of, tensors_in
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core import tree
+from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.federation import Site
-from fedgist.core.message import Codec, WireError, tag_of, to_bytes
+from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.codec import Leaves
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
-from fedgist.core.message import Leaves, tag_of
+from fedgist.core.message import tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, answer, client_rng

@@ -14,11 +14,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.codec import Leaves, to_bytes
 from fedgist.core.config import options
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, TooFewAnswers
 from fedgist.core.ledger import Ledger
-from fedgist.core.message import Leaves, WireError, tag_of, to_bytes
+from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method, Task
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits

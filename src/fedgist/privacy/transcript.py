@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedgist.core.codec import Codec
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER
-from fedgist.core.message import Codec, Params, WireError, tag_of
+from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.work import Compute, Place, execute
 from fedgist.learning.global_model import Global, Local

@@ -13,19 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedgist.core.codec import Codec, add_up, size, to_bytes
 from fedgist.core.message import (
-    Codec,
     Done,
     Params,
     WireError,
-    add_up,
     float16,
     float32,
     int64,
     message,
-    size,
     tensors_in,
-    to_bytes,
     uint8,
     wire,
 )

@@ -1,0 +1,270 @@
+"""The codec: messages as bytes, checked before sending and before receiving, and sums of them.
+
+The bytes are a safetensors file whose metadata names the message. A receiver knows which message it expects and how
+large each dimension may be, and checks tag, names, dtypes, shapes and byte counts before it allocates anything; nothing
+from the wire is ever executed.
+"""
+
+import functools
+import json
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedgist.core.message import DTYPES, SCALARS, Bounds, Params, Wire, WireError, schema_of, tag_of
+from fedgist.core.work import Place
+
+T = TypeVar("T")
+
+Leaves = dict[str, Tensor]
+"""A message as it lies on the wire: "field" or "field/name" -> tensor of the wire dtype, in the declared order."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a message costs: exact bytes, and the numbers that the paper counts."""
+
+    header: int
+    payload: int
+    numbers: int
+
+
+Described = tuple[str, torch.dtype, tuple[int, ...]]
+"""The name, dtype and shape of a leaf."""
+
+
+def _header(cls: type, described: Iterable[Described]) -> bytes:
+    """The length prefix and JSON header of a safetensors file, padded to eight bytes."""
+    entries: dict[str, Any] = {"__metadata__": {"fedgist": tag_of(cls)}}
+    end = 0
+    for name, dtype, shape in described:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _describe(leaves: Leaves) -> tuple[Described, ...]:
+    return tuple([(name, leaf.dtype, leaf.shape) for name, leaf in leaves.items()])
+
+
+def size(cls: type, leaves: Leaves) -> Size:
+    """The size of a packed message, without encoding it."""
+    return _size(cls, _describe(leaves))
+
+
+@functools.lru_cache(maxsize=256)  # a run sends few forms of message, and sends them very often
+def _size(cls: type, described: tuple[Described, ...]) -> Size:
+    schema = schema_of(cls)
+    return Size(
+        header=len(_header(cls, described)),
+        payload=sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in described),
+        numbers=sum(math.prod(shape) for name, _, shape in described if schema[name.split("/")[0]][1].paper),
+    )
+
+
+class Codec:
+    """Packs and unpacks messages under the bounds that both ends agreed on; what is received lies in `place`."""
+
+    def __init__(self, bounds: Bounds, place: Place = Place()):
+        self.bounds = bounds
+        self.place = place
+        self._layouts: dict[type, dict[str, tuple[Wire, tuple[int | str, ...]]]] = {}
+        # What has passed passes again; what is refused is not remembered.
+        self._check_once: Callable[[type, tuple[Described, ...]], None] = functools.lru_cache(maxsize=256)(self._check)
+
+    def layout(self, cls: type) -> dict[str, tuple[Wire, tuple[int | str, ...]]]:
+        """Wire name -> (how it travels, its shape with names for what may vary)."""
+        if cls not in self._layouts:
+            made: dict[str, tuple[Wire, tuple[int | str, ...]]] = {}
+            for name, (kind, declared) in schema_of(cls).items():
+                if kind == Params:
+                    template = self.bounds.get(typing.cast(str, declared.shape))
+                    if not isinstance(template, Mapping):
+                        raise TypeError(f"{tag_of(cls)}.{name}: no template {declared.shape!r} is bound")
+                    made.update({f"{name}/{key}": (declared, tuple(shape)) for key, shape in template.items()})
+                else:
+                    made[name] = (declared, typing.cast(tuple, declared.shape))
+            self._layouts[cls] = made
+        return self._layouts[cls]
+
+    def _check(self, cls: type, described: tuple[Described, ...]) -> None:
+        """The one test of what may travel: used before sending and, on the header alone, before receiving."""
+        layout = self.layout(cls)
+        found = {name: (dtype, shape) for name, dtype, shape in described}
+        if found.keys() != layout.keys():
+            odd = sorted(found.keys() ^ layout.keys())[:3]
+            raise WireError(f"{tag_of(cls)}: fields differ from the declaration at {', '.join(map(repr, odd))}")
+        sizes: dict[str, int] = {}
+        for name, (declared, shape) in layout.items():
+            dtype, actual = found[name]
+            if dtype not in declared.dtypes:
+                raise WireError(f"{tag_of(cls)}.{name}: {dtype} was not declared")
+            fits = len(actual) == len(shape) and all(
+                have == (want if isinstance(want, int) else sizes.setdefault(want, have))
+                for have, want in zip(actual, shape, strict=True)
+            )
+            if not fits:
+                raise WireError(f"{tag_of(cls)}.{name}: shape {tuple(actual)} does not fit {shape}")
+        for dimension, value in sizes.items():
+            bound = self.bounds.get(dimension)
+            if not isinstance(bound, int):
+                raise TypeError(f"{tag_of(cls)}: no bound for the dimension {dimension!r}")
+            if not 0 <= value <= bound:
+                raise WireError(f"{tag_of(cls)}: {dimension} = {value} is above the agreed {bound}")
+
+    def pack(self, msg: Any, *, summed: bool = False) -> Leaves:
+        """The message as it would lie on the wire: checked, cast, and sharing nothing with the sender.
+
+        With `summed`, its additive fields may share memory with the sender, who does nothing until they are added up.
+        """
+        cls, leaves = type(msg), {}
+        for name, (kind, declared) in schema_of(cls).items():
+            value = getattr(msg, name)
+            if kind in SCALARS:  # on the host, where the receiver reads it
+                number = torch.tensor(value)
+                leaves[name] = number if number.dtype in declared.dtypes else number.to(declared.dtypes[0])
+                continue
+            own = not (summed and declared.additive)
+            for key, tensor in value.items() if kind == Params else [("", value)]:
+                sent = tensor.detach().to(self.place.device, declared.dtype_of(tensor), copy=own)
+                leaves[f"{name}/{key}" if key else name] = sent.contiguous()
+        self._check_once(cls, _describe(leaves))
+        return {name: leaves[name] for name in self.layout(cls)}
+
+    def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
+        """Field values as a receiver sees them: tensors where and as it computes, scalars as Python numbers.
+
+        With `additive` given, only the fields of that kind.
+        """
+        seen: dict[str, Any] = {}
+        for name, (kind, declared) in schema_of(cls).items():
+            if additive is not None and declared.additive != additive:
+                continue
+            if kind == Params:
+                prefix = name + "/"
+                found = {key: leaf for key, leaf in leaves.items() if key.startswith(prefix)}
+                seen[name] = {key.removeprefix(prefix): self.place.put(leaf) for key, leaf in found.items()}
+            else:
+                seen[name] = kind(leaves[name].item()) if kind in SCALARS else self.place.put(leaves[name])
+        return seen
+
+    def unpack(self, cls: type[T], leaves: Leaves) -> T:
+        """The message that a receiver sees."""
+        return cls(**self.values(cls, leaves))
+
+    def encode(self, msg: Any) -> bytes:
+        return to_bytes(type(msg), self.pack(msg))
+
+    def limit(self, cls: type) -> int:
+        """The most bytes that a message of this type may have."""
+        largest = []
+        for name, (declared, shape) in self.layout(cls).items():
+            bounded = [side if isinstance(side, int) else self.bounds[side] for side in shape]
+            widest = max(declared.dtypes, key=lambda dtype: dtype.itemsize)
+            largest.append((name, widest, typing.cast("tuple[int, ...]", tuple(bounded))))
+        return len(_header(cls, largest)) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in largest)
+
+    def read(self, cls: type, data: bytes) -> Leaves:
+        """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
+        if len(data) > self.limit(cls):
+            raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
+        self._check(cls, tuple((name, *claimed) for name, claimed in read_header(cls, data).items()))
+        try:
+            found = load(data)
+        except SafetensorError as error:
+            raise WireError(f"{tag_of(cls)}: {error}") from error
+        return {name: found[name] for name in self.layout(cls)}
+
+    def decode(self, cls: type[T], data: bytes) -> T:
+        """The message in `data` as a receiver sees it, or a `WireError`."""
+        return self.unpack(cls, self.read(cls, data))
+
+
+def to_bytes(cls: type, leaves: Leaves) -> bytes:
+    """A packed message as it travels."""
+    body = [leaf.cpu().numpy().tobytes() for leaf in leaves.values()]
+    return b"".join([_header(cls, _describe(leaves)), *body])
+
+
+def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What the header claims, after checking that it accounts for every byte that follows."""
+    entries, body = _parse(data)
+    if entries.pop("__metadata__", None) != {"fedgist": tag_of(cls)}:
+        raise WireError(f"expected a message {tag_of(cls)}")
+    names = {name: dtype for dtype, name in DTYPES.items()}
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    end = 0
+    for name, entry in entries.items():
+        try:
+            dtype, shape, (start, stop) = names[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+            good = entry.keys() == {"dtype", "shape", "data_offsets"}
+            good = good and all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise WireError(f"{tag_of(cls)}.{name}: malformed header") from error
+        if not good or start != end or stop - start != math.prod(shape) * dtype.itemsize:
+            raise WireError(f"{tag_of(cls)}.{name}: malformed header")
+        found[name], end = (dtype, shape), stop
+    if end != body:
+        raise WireError(f"{tag_of(cls)}: {body:,} bytes follow the header, which accounts for {end:,}")
+    return found
+
+
+def _parse(data: bytes) -> tuple[dict[str, Any], int]:
+    """The JSON header and the number of bytes behind it."""
+    header_end = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header_end > len(data):
+        raise WireError("not a fedgist message: cut short")
+    try:
+        entries = json.loads(data[8:header_end], object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise WireError("not a fedgist message: unreadable header") from error
+    if not isinstance(entries, dict):
+        raise WireError("not a fedgist message: unreadable header")
+    return entries, len(data) - header_end
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)
+
+
+def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
+    """The sum of the additive fields over several packed messages, in float64: a receiver rounds once."""
+    additive = {name: kind for name, (kind, declared) in schema_of(cls).items() if declared.additive}
+    addends: dict[str, list[Tensor]] = {}
+    for leaves in parts:
+        for name, leaf in leaves.items():
+            if name.split("/")[0] in additive:
+                addends.setdefault(name, []).append(leaf)
+    for name, found in addends.items():
+        if len({leaf.shape for leaf in found}) > 1:
+            raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
+    numbers = {name for name, kind in additive.items() if kind in SCALARS}
+    return {name: (_sum_of_numbers if name in numbers else _wide_sum)(found) for name, found in addends.items()}
+
+
+def _wide_sum(addends: list[Tensor]) -> Tensor:
+    """One after the other, as they come; adding to a wide total widens what is added, so it need not be done before."""
+    floating = any(addend.is_floating_point() for addend in addends)
+    total = addends[0].to(torch.float64 if floating else torch.int64, copy=True)  # its sender may still hold it
+    for addend in addends[1:]:
+        total = total + addend
+    return total
+
+
+def _sum_of_numbers(addends: list[Tensor]) -> Tensor:
+    """The same sum of single numbers, which lie on the host, where Python is several times faster."""
+    total = addends[0].item()
+    for addend in addends[1:]:
+        total += addend.item()
+    return torch.tensor(total, dtype=torch.float64 if isinstance(total, float) else torch.int64)
