@@ -152,8 +152,7 @@ def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form
     if any(folder.glob("t*_*.npz")):
         raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
     try:
-        for split, images in zip(("train", "test"), splits, strict=True):
-            exports.write(folder, split, images, form)
+        exports.write(folder, *splits, form)
     except OSError as error:
         raise FedgistError(f"cannot write to {folder}: {error}") from error
     return folder

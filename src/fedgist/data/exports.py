@@ -10,11 +10,13 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data.files import IDX_PREFIXES, Images, write_npz
 
 
-def write(folder: Path, split: str, images: Images, form: str = "npz") -> None:
-    """Writes one split, `train` or `test`, into a folder."""
+def write(folder: Path, train: Images, test: Images, form: str = "npz") -> None:
+    """Writes both splits into a folder."""
     if form not in FORMS:
         raise unknown("format", form, FORMS)
-    FORMS[form](folder, split, images)
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    for split, images in (("train", train), ("test", test)):
+        FORMS[form](folder, split, images, classes)
 
 
 def part(images: Images, spec: str) -> Images:
@@ -22,17 +24,19 @@ def part(images: Images, spec: str) -> Images:
     first, _, count = spec.partition("/")
     if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
         raise FedgistError(f"a part is written K/N, as in 1/3, not {spec!r}")
+    if int(first) > len(images.labels):
+        raise FedgistError(f"part {spec} of {len(images.labels)} images is empty; make fewer parts")
     chosen = slice(int(first) - 1, None, int(count))
     groups = None if images.groups is None else images.groups[chosen]
     return Images(images.pixels[chosen], images.labels[chosen], images.peak, groups)
 
 
-def _write_npz(folder: Path, split: str, images: Images) -> None:
+def _write_npz(folder: Path, split: str, images: Images, classes: int) -> None:
     write_npz(folder / f"{split}.npz", images)
 
 
-def _write_idx(folder: Path, split: str, images: Images) -> None:
-    if images.pixels.ndim != 3 or images.labels.max() > 255:
+def _write_idx(folder: Path, split: str, images: Images, classes: int) -> None:
+    if images.pixels.ndim != 3 or classes > 256:
         raise FedgistError("IDX files hold grey images of at most 256 classes; choose npz or pictures")
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in (("images-idx3", _full_range(images)), ("labels-idx1", images.labels.astype(np.uint8))):
@@ -40,16 +44,18 @@ def _write_idx(folder: Path, split: str, images: Images) -> None:
         (folder / f"{IDX_PREFIXES[split][0]}-{name}-ubyte").write_bytes(header + values.tobytes())
 
 
-def _write_pictures(folder: Path, split: str, images: Images) -> None:
+def _write_pictures(folder: Path, split: str, images: Images, classes: int) -> None:
+    """A folder for every class, also where there are no images of it: folders are numbered by those that are there."""
     try:
         from PIL import Image
     except ImportError:
         raise FedgistError("image files need Pillow: pip install 'fedgist[images]'") from None
-    width = len(str(images.labels.max()))  # zero-padded: classes are numbered in the order of their folders' names
-    for number, (pixels, label) in enumerate(zip(_full_range(images), images.labels, strict=True)):
-        place = folder / split / f"{label:0{width}d}"
+    width = len(str(classes - 1))  # zero-padded: in the order of their names
+    places = [folder / split / f"{label:0{width}d}" for label in range(classes)]
+    for place in places:
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(place / f"{number:06d}.png")
+    for number, (pixels, label) in enumerate(zip(_full_range(images), images.labels, strict=True)):
+        Image.fromarray(pixels).save(places[label] / f"{number:06d}.png")
 
 
 def _full_range(images: Images) -> np.ndarray:
@@ -59,7 +65,7 @@ def _full_range(images: Images) -> np.ndarray:
     return np.rint(images.pixels * (255 / images.peak)).astype(np.uint8)
 
 
-FORMS: dict[str, Callable[[Path, str, Images], None]] = {
+FORMS: dict[str, Callable[[Path, str, Images, int], None]] = {
     "npz": _write_npz,
     "idx": _write_idx,
     "pictures": _write_pictures,
