@@ -233,8 +233,9 @@ def test_a_sample_is_within_its_bounds() -> None:
     assert len(federation.sample(3)) == 3
     assert len(federation.sample(0.25)) == 2
     assert federation.sample(None) == list(federation.ids)
-    with pytest.raises(ValueError, match="between 1 and the 10 clients"):
-        federation.sample(11)
+    for wrong in (11, 2.5, -1):
+        with pytest.raises(ValueError, match=f"active = {wrong}: choose a whole number from 1 to 10"):
+            federation.sample(wrong)
 
 
 def test_peers_without_a_server() -> None:

@@ -77,8 +77,8 @@ class Federation:
         if active is None or active == 0:
             return list(self.ids)
         count = max(1, round(active * len(self.ids))) if 0 < active < 1 else int(active)
-        if not 1 <= count <= len(self.ids):
-            raise FedgistError(f"active = {active}: choose between 1 and the {len(self.ids)} clients there are")
+        if not 1 <= count <= len(self.ids) or (active > 1 and active != count):
+            raise FedgistError(f"active = {active}: choose a whole number from 1 to {len(self.ids)}, or a fraction")
         chosen = self.rng("sample").permutation(len(self.ids))[:count]
         return sorted(self.ids[i] for i in chosen.tolist())
 

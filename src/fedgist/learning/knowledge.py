@@ -152,10 +152,9 @@ class Taught(OwnModel):
     async def train(self, me: Site, msg: Train) -> Trained:
         first = "warm" not in me.state
         if first or self.config.learners == "all":
-            epochs = me.data.epochs(me.rng("batches"), self.config.warm_up, self.config.batch)
-            plan = epochs if first else self.config.plan(me.data, me.rng("batches"))
-            learner = trainer(self.config, self.model_of(me))
-            me.state["w"] = await train(self.config, learner, me, me.state["w"], plan=plan)
+            config, rng = self.config, me.rng("batches")
+            plan = me.data.epochs(rng, config.warm_up, config.batch) if first else config.plan(me.data, rng)
+            me.state["w"] = await train(config, trainer(config, self.model_of(me)), me, me.state["w"], plan=plan)
             me.state["warm"] = True
         return Trained(self.p(me))
 

@@ -8,7 +8,7 @@ with m = 0 and v = τ² at the start and no bias correction. The optimisers are 
 `step(x, delta, state, lr) -> (x, state)`; x and Δ are dicts of tensors with the same keys.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -27,7 +27,7 @@ from fedgist.learning.training import train, trainer
 
 
 @dataclass(frozen=True)
-class ServerOptimiser:
+class ServerOptimiser(ABC):
     """Abstract: all but the second moment v."""
 
     beta1: float = 0.9

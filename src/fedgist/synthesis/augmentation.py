@@ -6,7 +6,8 @@ and compiles, and equal seeds give equal changes.
 
 Deviations from the paper:
 1. One draw serves all classes of a step.
-2. Scaling has one ratio for both axes, as rotation and flipping share its interpolation.
+2. Scaling has one ratio for both axes, as rotation and flipping share its interpolation, and draws its logarithm.
+3. Crops by the most pixels are half as likely as others: the shift is a rounded uniform number.
 """
 
 import math
