@@ -13,7 +13,7 @@ from fedgist import models
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import float32_arithmetic
-from fedgist.models import fused
+from fedgist.models import fused, instance_norm
 from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
 EXACT = Place(torch.device("cuda"))
@@ -59,7 +59,7 @@ def test_what_is_flattened_next_lies_flat(
 
     monkeypatch.setattr(fused, "serves", lambda *_: True)
     for name in ("norm_relu_pool", "conv_norm_relu_pool"):
-        monkeypatch.setattr(fused, name, kernel)
+        monkeypatch.setattr(instance_norm, name, kernel)
     layers = block(3)[first:]
     step = fused.bind_fused((*layers, *behind))[0]
     for asked in (True, False):
@@ -81,11 +81,11 @@ def test_without_a_gpu_the_layers_run_as_they_are() -> None:
 def on_a_cpu() -> None:
     """Kernels that are no kernels, so that how they are differentiated can be tested without a GPU."""
 
-    @fused.norm_relu_pool.register_kernel("cpu")
+    @instance_norm.norm_relu_pool.register_kernel("cpu")
     def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
-        return fused.layer_by_layer(x, weight, bias, epsilon)
+        return instance_norm.layer_by_layer(x, weight, bias, epsilon)
 
-    @fused.norm_relu_pool_backward.register_kernel("cpu")
+    @instance_norm.norm_relu_pool_backward.register_kernel("cpu")
     def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = weight[:, None, :, None, None], bias[:, None, :, None, None]
         centred = x - x.mean((3, 4), keepdim=True)
@@ -103,9 +103,9 @@ def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None
     given = rng("x").normal(2, 2, 3, 4, 4), rng("w").normal(2, 3), rng("b").normal(2, 3)
     at = [x.double().requires_grad_(asked) for x, asked in zip(given, differentiated, strict=True)]
     with torch.random.fork_rng():  # the checks draw directions
-        assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
-        assert torch.autograd.gradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5, True), at)
-        assert torch.autograd.gradgradcheck(lambda *at: fused.norm_relu_pool(*at, 1e-5), at)
+        assert torch.autograd.gradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5), at)
+        assert torch.autograd.gradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5, True), at)
+        assert torch.autograd.gradgradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5), at)
 
 
 def run(chain: tuple[Step, ...], w: Weights, x: Tensor) -> Tensor:
@@ -176,18 +176,18 @@ def test_kernels_equal_the_layers(inputs: int, side: int, size: int, padding: in
     conv = rng("conv").normal(clients, channels, inputs, side, side).cuda()
     weight, bias = rng("weight").normal(clients, channels).cuda(), rng("bias").normal(clients, channels).cuda()
     expected = torch.stack([layer_by_layer(*one, padding) for one in zip(x, conv, weight, bias, strict=True)])
-    found = fused.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5)
+    found = instance_norm.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    flat = fused.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5, True)
+    flat = instance_norm.conv_norm_relu_pool(x, conv, weight, bias, padding, 1e-5, True)
     torch.testing.assert_close(flat, found)
     assert flat.is_contiguous() and not found.is_contiguous()
     activations = torch.stack([F.conv2d(*one, padding=padding) for one in zip(x, conv, strict=True)])
-    found = fused.norm_relu_pool(activations, weight, bias, 1e-5)
+    found = instance_norm.norm_relu_pool(activations, weight, bias, 1e-5)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    flat = fused.norm_relu_pool(activations, weight, bias, 1e-5, True)
+    flat = instance_norm.norm_relu_pool(activations, weight, bias, 1e-5, True)
     torch.testing.assert_close(flat, found)
     assert flat.is_contiguous() and not found.is_contiguous()
-    rounded = fused.norm_relu_pool(activations.bfloat16(), weight.bfloat16(), bias.bfloat16(), 1e-5)
+    rounded = instance_norm.norm_relu_pool(activations.bfloat16(), weight.bfloat16(), bias.bfloat16(), 1e-5)
     torch.testing.assert_close(rounded.float(), expected, rtol=0.05, atol=0.05)
 
 
@@ -208,7 +208,7 @@ def test_with_many_images_a_program_takes_all_channels(
     x, conv, weight, bias = (rng(name).normal(*shape).cuda().to(dtype) for name, shape in given.items())
     each = zip(x.float(), conv.float(), weight.float(), bias.float(), strict=True)
     expected = torch.stack([layer_by_layer(*one, padding=1) for one in each])
-    found = fused.conv_norm_relu_pool(x, conv, weight, bias, 1, 1e-5)
+    found = instance_norm.conv_norm_relu_pool(x, conv, weight, bias, 1, 1e-5)
     torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 

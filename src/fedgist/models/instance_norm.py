@@ -1,0 +1,160 @@
+"""Instance norm, ReLU and average pooling as one pass over the activations: on a GPU, with Triton.
+
+One after the other they read and write the largest tensors of a ConvNet half a dozen times and take longer than its
+convolutions; as one kernel they read them once and write a quarter, and another does the same for the gradient. With a
+convolution before them, of few channels and where no gradient is asked for, what it makes is never written at all.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedgist.models.stacking import longer
+
+TILE, BACKWARD_TILE = 8192, 4096
+"""Pooled values of a program, over pixels and channels."""
+
+
+@torch.library.custom_op("fedgist::norm_relu_pool", mutates_args=(), device_types="cuda")
+def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
+    """avg_pool2d(relu(instance_norm(x)), 2) of [clients, images, channels, height, width]."""
+    from fedgist.models import kernels
+
+    out = _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
+    launch = _launch(out, TILE)
+    kernels.norm_relu_pool[launch.pop("grid")](
+        x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
+    )
+    return out
+
+
+@torch.library.custom_op("fedgist::norm_relu_pool_backward", mutates_args=(), device_types="cuda")
+def norm_relu_pool_backward(
+    x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias, where `grad` is that of the result."""
+    from fedgist.models import kernels
+
+    clients, images, channels = x.shape[:3]
+    to_x = torch.empty_like(x)
+    to_weight, to_bias = (weight.new_empty(clients, images, channels) for _ in range(2))
+    launch = _launch(grad, BACKWARD_TILE)
+    kernels.norm_relu_pool_backward[launch.pop("grid")](
+        x, weight.contiguous(), bias.contiguous(), grad, to_x, to_weight, to_bias, *grad.shape[1:],
+        *x.stride(), *grad.stride(), *to_x.stride(), epsilon, **launch,
+    )  # fmt: skip
+    return to_x, to_weight.sum(1), to_bias.sum(1)
+
+
+@torch.library.custom_op("fedgist::conv_norm_relu_pool", mutates_args=(), device_types="cuda")
+def conv_norm_relu_pool(
+    x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
+) -> Tensor:
+    """The same of a convolution of stride 1 with weights [clients, channels, inputs, side, side]."""
+    from fedgist.models import kernels
+
+    _, images, inputs, height, width = x.shape
+    side = conv.shape[-1]
+    grows = 2 * padding - side + 1
+    out = _pooled(x, conv.shape[1], height + grows, width + grows, flat)
+    patch = max(16, 1 << (inputs * side * side - 1).bit_length())
+    launch = _with_all_channels(_launch(out, TILE), x, patch)
+    kernels.conv_norm_relu_pool[launch.pop("grid")](
+        x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
+        *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
+    )  # fmt: skip
+    return out
+
+
+def _precision() -> str:
+    """What torch computes convolutions in at the moment, as Triton calls it."""
+    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
+    tf32 = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+    return "tf32" if tf32 else "ieee"
+
+
+def _pooled(x: Tensor, channels: int, height: int, width: int, flat: bool) -> Tensor:
+    """Channels last, those of all clients side by side: what a grouped convolution likes best.
+
+    Where flattening follows, which goes by channels first, they lie so at once.
+    """
+    if flat:
+        return x.new_empty(*x.shape[:2], channels, height // 2, width // 2)
+    return x.new_empty(x.shape[1], height // 2, width // 2, x.shape[0], channels).permute(3, 0, 4, 1, 2)
+
+
+def _launch(out: Tensor, tile: int) -> dict[str, Any]:
+    """How a kernel is started whose pooled side is `out`."""
+    clients, images, channels, height, width = out.shape
+    positions = max(16, 1 << (height * width - 1).bit_length())
+    block = min(128, max(16, tile // positions), max(16, 1 << (channels - 1).bit_length()))
+    return {"grid": (clients * images, -(-channels // block)), "POSITIONS": positions, "BLOCK": block, "num_warps": 8}
+
+
+def _with_all_channels(launch: dict[str, Any], x: Tensor, patch: int) -> dict[str, Any]:
+    """One program an image, which keeps its patches, where they fit and there are images enough to occupy the GPU."""
+    gpu = torch.cuda.get_device_properties(x.device)
+    programs, blocks = launch["grid"]
+    # in shared memory: four tiles of patches, and room for what is computed of them
+    needed = launch["POSITIONS"] * (4 * patch + 2 * launch["BLOCK"]) * x.element_size()
+    if programs >= 2 * gpu.multi_processor_count and needed <= gpu.shared_memory_per_multiprocessor:
+        return {**launch, "grid": (programs, 1), "BLOCKS": blocks}
+    return {**launch, "BLOCKS": 1}
+
+
+@norm_relu_pool.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
+    return _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
+
+
+@conv_norm_relu_pool.register_fake
+def _(
+    x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
+) -> Tensor:
+    grows = 2 * padding - conv.shape[-1] + 1
+    return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows, flat)
+
+
+@norm_relu_pool_backward.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.epsilon, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    x, weight, bias = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None, None
+    # a gradient of this gradient is asked for: torch knows how to differentiate its own layers twice
+    asked = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
+    made = layer_by_layer(asked[0], asked[1], asked[2], ctx.epsilon)
+    to_x, to_weight, to_bias = torch.autograd.grad(made, asked, grad, create_graph=True)
+    return to_x, to_weight, to_bias, None, None
+
+
+norm_relu_pool.register_autograd(_backward, setup_context=_keep)
+
+
+def layer_by_layer(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """What `norm_relu_pool` computes, by torch's own layers."""
+    clients = zip(x, weight, bias, strict=True)
+    return torch.stack([F.avg_pool2d(F.group_norm(x, len(w), w, b, epsilon).relu(), 2) for x, w, b in clients])
+
+
+def _stacked(op: Any) -> Any:
+    """Under vmap, clients are a longer first dimension."""
+
+    def rule(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
+        return op(*longer(info.batch_size, given, dims)).unflatten(0, (info.batch_size, -1)), 0
+
+    return rule
+
+
+norm_relu_pool.register_vmap(_stacked(norm_relu_pool))
+conv_norm_relu_pool.register_vmap(_stacked(conv_norm_relu_pool))
