@@ -88,11 +88,17 @@ def test_the_printed_configuration_is_a_file_for_config():
     assert 'method = "fedprox"' in text
 
 
+def test_the_printed_configuration_says_what_an_option_may_be():
+    text = call("config", "feddm").stdout
+    assert "# What synthetic images start as: real samples or noise.\n# One of: real, noise.\ninit = " in text
+    assert "\n# Any of: color, crop, cutout, flip, scale, rotate.\naugmentation = " in text
+
+
 def test_profiles_say_what_they_reduced(monkeypatch):
     cut = {**methods.find("fedavg").profiles["toy"], "note": "only two rounds"}
     monkeypatch.setitem(methods.find("fedavg").profiles, "small", cut)
     result = call("run", "fedavg", "--profile", "small", "--clients", "3", "--out", "run")
-    assert result.stderr.splitlines()[0] == "only two rounds"
+    assert result.stderr.splitlines()[0] == "profile small, where no option says otherwise: only two rounds"
     assert call("run", "fedavg", "--profile", "small", "--clients", "3", "--out", "other", "--json").stderr == ""
 
 
@@ -128,11 +134,12 @@ def test_recorded_messages_are_kept():
         (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
         (["run", "fedavg", "--profile", "papr"], "unknown profile of fedavg 'papr'; did you mean 'paper'?"),
         (["run", "--config", "no.toml"], "there is no configuration file no.toml"),
-        (["run", "--resume", "--out", "no"], "there is no configuration file no/config.toml"),
+        (["run", "--resume", "--out", "no"], "there is no run in no: no folder with a config.toml"),
+        (["run", "--resume"], "which run goes on? name its folder with --out, or give the command that began it"),
         (["compare", "fedavg", "fedavg"], "a method is named twice: fedavg, fedavg"),
         (["compare", "fedavg", "fedprox", "--set", "mux=1"], "unknown option 'mux'; did you mean 'mu'?"),
         (["demo", "--only", "fedagv"], "unknown method with a demo 'fedagv'; did you mean 'fedavg'?"),
-        (["list", "method"], "unknown list 'method'; did you mean 'methods'?"),
+        (["list", "method"], "unknown kind of thing to list 'method'; did you mean 'methods'?"),
         (["cite", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (["report", "nowhere"], "there is no run in nowhere: no folder with a config.toml"),
         (["data", "export", "digts", "here"], "unknown dataset 'digts'; did you mean 'digits'?"),
@@ -144,6 +151,31 @@ def test_a_mistake_is_one_line_on_standard_error_and_leaves_nothing(arguments, l
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith(f"fedgist: {line}")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_several_runs_go_on_with_the_command_that_began_them():
+    call("run", "fedavg", *TINY, "--seeds", "2", "--out", "both", "-q")
+    result = call("run", "--resume", "--out", "both", code=2)
+    assert result.stderr == "fedgist: both holds the runs of a larger command: give that, with --resume --out both\n"
+
+
+def test_a_disk_that_cannot_be_written_is_no_defect():
+    """A file stands where a folder has to be; a folder without the right to write says it the same way."""
+    Path("taken").write_text("")
+    result = call("run", "fedavg", *TINY, "--out", "taken/run", code=2)
+    assert result.stderr == "fedgist: cannot make the folder taken/run: Not a directory; choose another with --out\n"
+    result = call("run", "fedavg", *TINY, "--out", "taken", code=2)
+    assert result.stderr == "fedgist: cannot make the folder taken: it is a file; choose another with --out\n"
+    call("run", "fedavg", *TINY, "--out", "run", "-q")
+    result = call("report", "run", "--out", "taken/page.html", code=2)
+    assert result.stderr.startswith("fedgist: taken") and "please report" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_report_may_go_into_a_new_folder():
+    call("run", "fedavg", *TINY, "--out", "run", "-q")
+    call("report", "run", "--out", "some/where/page.html")
+    assert Path("some/where/page.html").is_file()
 
 
 def test_debug_shows_where_a_mistake_came_from():
@@ -341,7 +373,8 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234567, "1.23 MB"), (5e15, "5e+03 TB")]
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (1234567, "1.23 MB"), (5e15, "5e+03 TB")],
 )
 def test_sizes(count, text):
     assert progress.size(count) == text

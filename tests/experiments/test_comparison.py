@@ -48,11 +48,11 @@ def test_where_profiles_disagree_all_get_the_usual_and_a_note() -> None:
     assert {config.alpha for config in configs} == {0.5}
     assert {config.model for config in configs} == {"mlp:norm=batch"}
     assert {config.dataset for config in configs} == {"mnist5k"}  # on which all profiles agree
-    assert notes[0] == "profile small"
+    assert notes[0] == "profile small, where no option says otherwise"
     assert "partition dirichlet for all, where the profile of tofu has iid; another with --set partition=…" in notes
     configs, notes = comparison.compare(["fedavg", "tofu"], {"partition": "iid", "model": "lenet5"}, "demo")
     assert {(config.partition, config.model) for config in configs} == {("iid", "lenet5")}
-    assert notes[0] == "profile demo"
+    assert notes[0] == "profile demo, where no option says otherwise"
     assert not any("for all" in note for note in notes)
 
 
@@ -117,7 +117,7 @@ def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkey
     lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "sums only" in lines["fedavg"]
     assert "each client's images" in lines["feddm"]
-    assert result.stderr.splitlines()[0] == "profile toy"
+    assert result.stderr.splitlines()[0] == "profile toy, where no option says otherwise"
     again = CliRunner().invoke(app, [*arguments, "--resume", "--json"])
     value = json.loads(again.stdout)
     assert value["target"] == 0.05

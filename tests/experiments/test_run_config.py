@@ -169,6 +169,11 @@ def test_unknown_profiles_and_files(tmp_path):
     bad.write_text("[options]\nrounds = 3\n")
     with pytest.raises(FedgistError, match="rounds is an option of the run: write it above"):
         load(bad)
+    bad.write_text("[option]\nlr = 3\n")
+    with pytest.raises(
+        FedgistError, match=r"there is no table \[option\]; the method's own options stand in \[options\]"
+    ):
+        load(bad)
     bad.write_text("options = 3\n")
     with pytest.raises(FedgistError, match="options must be a table"):
         load(bad)

@@ -32,7 +32,7 @@ Device = Annotated[str | None, flag("device", "auto, cpu, cuda or cuda:N.", "NAM
 Seed = Annotated[str | None, flag("seed", "Seed of everything random.", "N")]
 Seeds = Annotated[str | None, flag("seeds", "Number of runs, with the seeds SEED, SEED + 1, …", "N")]
 Record = Annotated[str | None, flag("record", "Message types to keep in full, or all.", "TYPES")]
-Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small or demo.", "NAME")]
+Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small, demo or toy.", "NAME")]
 Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
 Out = Annotated[Path | None, flag("out", "Folder to write to.", "DIR")]
@@ -59,6 +59,9 @@ def speaking(debug: bool) -> Iterator[None]:
         fail(str(stop) or "stopped", 130, debug)
     except (typer.Exit, BrokenPipeError):
         raise
+    except OSError as error:  # a folder that may not be written, a full disk: nothing that fedgist could mend
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)

@@ -24,7 +24,7 @@ def list_(
     """Show what there is, one line each."""
     with speaking(debug):
         if kind is not None and kind not in KINDS:
-            raise unknown("list", kind, KINDS)
+            raise unknown("kind of thing to list", kind, KINDS)
         for name in KINDS if kind is None else (kind,):
             lines = _available(name, data_dir)
             width = max(map(len, lines))

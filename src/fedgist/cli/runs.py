@@ -84,7 +84,10 @@ def run(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run a method."""
+    """Run a method.
+
+    `fedgist config METHOD` prints every option with its default; --set changes those that have no flag here.
+    """
     flags = given(
         method=method, dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition,
         rounds=rounds, model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
@@ -94,12 +97,13 @@ def run(
         from fedgist.experiments import runner
 
         layers = [configs.load(config)] if config else []
-        if resume and out and not (method or config):
-            layers = [configs.load(out / "config.toml")]
+        if resume and not (method or config):
+            layers = [configs.load(_begun(out).config)]
         elif not any("method" in layer for layer in [*layers, flags]):
             raise FedgistError("which method? name one, as in `fedgist run fedavg`; `fedgist list methods` shows them")
         resolved = configs.resolve(*layers, configs.assignments(set or []), flags, profile=profile)
-        note(configs.profile_note(resolved.method, profile), as_json or quiet)
+        if reduced := configs.profile_note(resolved.method, profile):
+            note(f"profile {profile}, where no option says otherwise: {reduced}", as_json or quiet)
         folder = out or runner.default_folder(resolved)
         group = folder if resolved.seeds > 1 else None
         with _live(folder, live, port):
@@ -190,6 +194,18 @@ def report(
 
         found = [run for path in runs for run in folder.run_folders(path)]
         print(reports.write(found, out or runs[0] / "report.html", None if target is None else _fraction(target)))
+
+
+def _begun(out: Path | None) -> "RunFolder":
+    """The run that goes on where no method is named."""
+    from fedgist.experiments.folder import run_folders
+
+    if out is None:
+        raise FedgistError("which run goes on? name its folder with --out, or give the command that began it")
+    first, *others = run_folders(out)
+    if others or first.path != out:
+        raise FedgistError(f"{out} holds the runs of a larger command: give that, with --resume --out {out}")
+    return first
 
 
 def _free(name: str) -> Path:

@@ -27,7 +27,8 @@ def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None)
     """What `fedgist compare` runs: one ground, one model, and notes on what was chosen for the user."""
     chosen = {name: profile or _usual_profile(name) for name in names}
     others = [f"{name}: {used}" for name, used in chosen.items() if not profile and used != "small"]
-    notes = [f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")]
+    usual = f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")
+    notes = [f"{usual}, where no option says otherwise"]
     resolved, settled = same_ground(names, {**MODEL, **layer}, chosen)
     if "model" not in layer:
         settled = [f"model {MODEL['model']} for all; another with --model", *settled]

@@ -12,9 +12,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from fedgist.core.config import build, option, options
+from fedgist.core.config import Option, build, option, options
 from fedgist.core.errors import FedgistError, unknown
 
 OWN = "own"  # the name of data and models that a Python caller brings
@@ -139,6 +139,9 @@ def load(path: str | Path) -> dict[str, Any]:
     own = values.pop("options", {})
     if not isinstance(own, dict):
         raise FedgistError(f"{path}: options must be a table, [options]")
+    for key, value in {**values, **own}.items():
+        if isinstance(value, dict):
+            raise FedgistError(f"{path}: there is no table [{key}]; the method's own options stand in [options]")
     for key in own:
         if key in options(RunConfig):
             raise FedgistError(f"{path}: {key} is an option of the run: write it above [options]")
@@ -154,8 +157,16 @@ def dump(config: RunConfig) -> str:
 
 
 def _lines(values: Any) -> str:
-    rows = (f"# {o.help}\n{name} = {_toml(getattr(values, name))}\n" for name, o in options(values).items())
+    rows = (f"{_sentences(o)}\n{name} = {_toml(getattr(values, name))}\n" for name, o in options(values).items())
     return "\n".join(rows)
+
+
+def _sentences(option: Option) -> str:
+    """What an option is for, and what it may be where that is a list of names."""
+    if option.choices is None:
+        return f"# {option.help}"
+    count = "Any" if get_origin(option.kind) is tuple else "One"
+    return f"# {option.help}\n# {count} of: {', '.join(map(str, option.choices))}."
 
 
 def _toml(value: Any) -> str:
@@ -178,7 +189,7 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 def digest(config: RunConfig) -> str:
     """Eight hex digits that name all of the configuration but its seed."""
-    text = dump(dataclasses.replace(config, seed=0, seeds=1))
+    text = json.dumps(flat(dataclasses.replace(config, seed=0, seeds=1)))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

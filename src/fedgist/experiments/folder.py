@@ -52,8 +52,9 @@ class RunFolder:
             write_text(self.config, config)
             self.checkpoints.mkdir(exist_ok=True)
             self.artifacts.mkdir(exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise FedgistError(f"cannot make the folder {self.path}: {error.strerror}") from error
+        except OSError as error:
+            why = "it is a file" if self.path.is_file() else error.strerror
+            raise FedgistError(f"cannot make the folder {self.path}: {why}; choose another with --out") from error
 
     def checkpoint(self, round: int) -> Path:
         return self.checkpoints / f"round-{round:06d}.safetensors"
@@ -83,7 +84,8 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file: a reader sees the old one or the new one."""
+    """Writes a whole file, in a folder that need not exist yet: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

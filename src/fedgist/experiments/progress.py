@@ -105,7 +105,7 @@ def standing(row: dict[str, Any]) -> str:
 def size(count: float) -> str:
     """A number of bytes for people: 1234567 is 1.23 MB."""
     unit = 0
-    while count >= 1000 and unit < len(UNITS) - 1:
+    while count >= 999.5 and unit < len(UNITS) - 1:  # what three digits would show as 1000
         count, unit = count / 1000, unit + 1
     return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
 

@@ -170,11 +170,12 @@ def load_result(folder: RunFolder) -> Result:
 def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
     """Whether a run may go on in a folder that has one already."""
     if not resume:
-        what = "a finished run" if folder.finished else "an unfinished run"
-        raise FedgistError(f"{folder.path} holds {what}; go on with --resume, or choose another folder with --out")
+        what = "a finished run; show it with" if folder.finished else "an unfinished run; go on with"
+        raise FedgistError(f"{folder.path} holds {what} --resume, or choose another folder with --out")
     before = configs.resolve(configs.load(folder.config))
     if changed := configs.differences(before, config):
-        raise FedgistError(f"{folder.path} was begun with another configuration: {'; '.join(changed)}")
+        changes = "; ".join(changed)
+        raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
 
 
 class _Run:
