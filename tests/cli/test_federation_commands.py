@@ -1,6 +1,7 @@
 """The commands for federations, as far as they go without starting one: kits, and what is said about mistakes."""
 
 import json
+import socket
 import stat
 import subprocess
 import sys
@@ -72,6 +73,8 @@ def test_the_policy_in_a_kit_allows_everything_and_explains_itself(federation: P
         (["--server", "localhost", "--sites", "Hospital A"], "small letters, digits and dashes"),
         (["--server", "local host", "--sites", "a"], "host name"),
         (["--server", "a", "--sites", "a,b"], "cannot have the same name"),
+        (["--server", "h", "--sites", "a", "--port", "0"], "--port must be from 1 to 65535, not 0"),
+        (["--server", "h", "--sites", "a", "--port", "70000"], "--port must be from 1 to 65535, not 70000"),
     ],
 )
 def test_mistakes_in_a_new_federation(arguments: list[str], why: str, tmp_path: Path) -> None:
@@ -100,6 +103,8 @@ def test_a_federation_is_not_overwritten(federation: Path) -> None:
         (["fedavg", "--federation", "FED", "--set", "seeds=2"], "one run at a time"),
         (["fedavg", "--federation", "FED", "--timeout", "0"], "--timeout must be above 0"),
         (["fedavg", "--federation", "FED", "--enough", "2"], "--enough must be above 0 and at most 1"),
+        (["fedavg", "--federation", "FED", "--min-sites", "3"], "--min-sites must be from 1 to 2, not 3"),
+        (["fedavg", "--federation", "FED", "--min-sites", "0"], "--min-sites must be from 1 to 2, not 0"),
     ],
 )
 def test_mistakes_in_a_run(arguments: list[str], why: str, federation: Path) -> None:
@@ -115,7 +120,12 @@ def test_mistakes_at_a_site(federation: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     cases = [
         ([tmp_path, "--data", data], "is not the kit of a site"),
-        ([kit, "--data", tmp_path / "empty"], "holds no data set with both a train and a test split"),
+        (
+            [kit, "--data", tmp_path / "empty"],
+            "holds no data set with both a train and a test split: it needs train.npz",
+        ),
+        ([kit, "--data", tmp_path / "nowhere"], "there is no folder"),
+        ([kit, "--data", data, "--model", "resnet"], "unknown model 'resnet'"),
         ([kit, "--data", data, "--model", "mlp:hidden"], "name:key=value"),
         ([kit, "--data", data, "--engine", "quick"], "unknown engine 'quick'"),
         ([kit, "--data", data, "--device", "mps"], "device must be auto, cpu, cuda or cuda:N, not 'mps'"),
@@ -128,6 +138,40 @@ def test_mistakes_at_a_site(federation: Path, tmp_path: Path) -> None:
     done = fedgist("site", "start", kit, "--data", data)
     (kit / "policy.toml").write_text(rules)
     assert done.exit_code == 2 and "methods must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["fedavgg"], "did you mean 'fedavg'"),
+        (["fedavg", "--rounds", "0"], "rounds must be at least 1, not 0"),
+        (["fedavg", "--dataset", "digts"], "did you mean 'digits'"),
+        (["fedavg", "--set", "delay=2"], "delay is for clients that are simulated"),
+        (["fedavg", "--sites", "0"], "--sites must be at least 1, not 0"),
+        (["--config", "no.toml"], "there is no configuration file no.toml"),
+    ],
+)
+def test_mistakes_in_a_trial(arguments: list[str], why: str, tmp_path: Path) -> None:
+    """Found before certificates are made and processes started."""
+    done = fedgist("federation", "sim", tmp_path / "try", *arguments)
+    assert done.exit_code == 2 and why in done.stderr, done.output
+    assert not (tmp_path / "try").exists()
+
+
+def test_a_trial_does_not_start_for_a_folder_that_has_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    done = fedgist("federation", "sim", tmp_path / "try", "fedavg", "--out", tmp_path / "run")
+    assert done.exit_code == 2 and "holds an unfinished run; go on with --resume" in done.stderr, done.output
+    assert not (tmp_path / "try").exists()
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "federation.toml").write_text(f'server = "localhost"\nport = {port}\nsites = ["a"]\n')
+        done = fedgist("federation", "start", tmp_path)
+    assert done.exit_code == 2 and f"port {port} of this machine cannot be had" in done.stderr, done.output
 
 
 @pytest.mark.parametrize(

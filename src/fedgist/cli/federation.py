@@ -2,9 +2,10 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +32,9 @@ from fedgist.cli.common import (
     speaking,
 )
 from fedgist.core.errors import FedgistError
+
+if TYPE_CHECKING:
+    from fedgist.experiments.config import RunConfig
 
 app = typer.Typer()
 federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
@@ -134,16 +138,22 @@ def sim(
     """Try it out on this machine: a server and sites as real processes, with TLS on loopback."""
     flags = given(method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, seed=seed)
     with speaking(debug):
+        from fedgist.federation import runs as runs_across
         from fedgist.federation import sim as simulations
 
-        federation = simulations.provide(directory.expanduser(), sites, dataset, data_dir, port)
+        directory = directory.expanduser()
+        names = simulations.names(directory, sites)
+        chosen = Choices(flags, profile, config, set or [], timeout)
+        wanted = method is not None or config is not None
+        if wanted:  # what the user got wrong shows before anything is started
+            runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
+        federation = simulations.provide(directory, sites, dataset, data_dir, port)
         with simulations.running(federation, dataset, _note):
-            if method is None:
+            if wanted:
+                _run(directory, chosen, out, resume, as_json, quiet)
+            else:
                 _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
                 signal.pause()
-            else:
-                chosen = Choices(flags, profile, config, set or [], timeout)
-                _run(directory, chosen, out, resume, as_json, quiet)
 
 
 @federation_app.command()
@@ -203,11 +213,9 @@ class Choices:
     wait: float = 60.0
 
 
-def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
+    """What makes the configuration, given what only the federation knows."""
     from fedgist.experiments import config as configs
-    from fedgist.experiments.progress import choose
-    from fedgist.federation import kits
-    from fedgist.federation import server as servers
 
     layers = [configs.load(chosen.config)] if chosen.config else []
     if resume and out and (out / "config.toml").is_file():
@@ -215,13 +223,23 @@ def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_js
     elif not any("method" in layer for layer in [*layers, chosen.flags]):
         raise FedgistError("which method? name one, as in `fedgist federation run fedavg --federation DIR`")
 
-    def resolve(known: dict[str, Any]) -> configs.RunConfig:
+    def resolve(known: dict[str, Any]) -> "RunConfig":
         given = configs.assignments(chosen.set)
         return configs.resolve(*layers, given, chosen.flags, known, profile=chosen.profile)
 
-    patience = servers.Patience(_positive("timeout", chosen.timeout), _share(chosen.enough), max(1, chosen.min_sites))
-    federation, progress = kits.load(directory), choose(as_json or quiet)
-    result = servers.run(federation, resolve, out, resume, patience, chosen.wait, progress)
+    return resolve
+
+
+def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+    from fedgist.experiments.progress import choose
+    from fedgist.federation import kits
+    from fedgist.federation import server as servers
+
+    resolve, federation = _resolver(chosen, out, resume), kits.load(directory)
+    if not 1 <= chosen.min_sites <= len(federation.sites):
+        raise FedgistError(f"--min-sites must be from 1 to {len(federation.sites)}, not {chosen.min_sites}")
+    patience = servers.Patience(_positive("timeout", chosen.timeout), _share(chosen.enough), chosen.min_sites)
+    result = servers.run(federation, resolve, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
     runs.show_run([result], result.folder, as_json, quiet)
 

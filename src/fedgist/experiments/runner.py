@@ -167,11 +167,16 @@ def load_result(folder: RunFolder) -> Result:
     return Result(**known, metrics=folder.rows(), folder=folder.path, **tree.load(folder.state))
 
 
-def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    """Whether a run may go on in a folder that has one already."""
-    if not resume:
+def check_free(folder: RunFolder, resume: bool) -> None:
+    """Refuses a folder that has a run already, unless that is to go on."""
+    if folder.started and not resume:
         what = "a finished run; show it with" if folder.finished else "an unfinished run; go on with"
         raise FedgistError(f"{folder.path} holds {what} --resume, or choose another folder with --out")
+
+
+def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
+    """Whether a run may go on in a folder that has one already."""
+    check_free(folder, resume)
     before = configs.resolve(configs.load(folder.config))
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)

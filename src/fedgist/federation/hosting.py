@@ -64,6 +64,12 @@ def _model(spec: str, shape: tuple[int, int, int], classes: int) -> models.Model
     return models.build(name, shape, classes, **chosen)
 
 
+def check_model(spec: str, images: Images) -> None:
+    """Whether there is such a model for images of this form."""
+    height, width, *channels = images.pixels.shape[1:]
+    _model(spec, (channels[0] if channels else 1, height, width), int(images.labels.max()) + 1)
+
+
 def client_data(folder: Path, task: Task) -> ClientData:
     """A site's images on the scale of the task: black is `low`, full intensity `high`."""
     train, test = (_scaled(images, task) for images in read(folder))
@@ -84,9 +90,12 @@ def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
 
 def read(folder: Path) -> tuple[Images, Images]:
     """A site's images, to learn from and to test on."""
-    reader = formats.find(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        raise FedgistError(f"there is no folder {folder}; it has to hold the site's images")
+    reader = formats.find(folder)
     if reader is None:
         raise FedgistError(
-            f"{folder} holds no data set with both a train and a test split, in no format that fedgist reads"
+            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, pictures "
+            "in train/CLASS/ and test/CLASS/, or another of the formats in docs/data.md"
         )
     return reader()

@@ -73,6 +73,8 @@ def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -
             raise FedgistError(f"a site's name has small letters, digits and dashes, as in hospital-a, not {site!r}")
     if len(set(sites)) < len(sites) or not sites:
         raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
+    if not 0 < port < 2**16:
+        raise FedgistError(f"--port must be from 1 to 65535, not {port}")
     if server in sites or "server" in sites:
         raise FedgistError("a site and the server cannot have the same name")
     work = path / "authority"
@@ -162,7 +164,7 @@ def _write(path: Path, value: Any) -> None:
 
 def _readme(federation: Federation) -> str:
     first = federation.sites[0]
-    return f"""# A federation of {len(federation.sites)} sites
+    return f"""# A federation
 
 Server: {federation.server}, port {federation.port}. Sites: {", ".join(federation.sites)}.
 

@@ -40,10 +40,7 @@ def run(
     progress: Progress,
 ) -> runner.Result:
     """One run across sites, from its beginning or from its last checkpoint."""
-    first = runner.prepare(config({"clients": len(sites), "partition": OWN}))
-    check(first)
-    inputs = sources.from_sites(first, sites)  # what the user got wrong shows before anybody is asked
-    folder = RunFolder(out or runner.default_folder(first))  # found again whatever the sites have announced
+    first, inputs, folder = settle(sites, config, out, resume)
     with connected() as transport:
         if resume and folder.started:  # the server's state may hold a part for each architecture: they stay
             chosen = configs.resolve(configs.load(folder.config)).architectures
@@ -59,6 +56,15 @@ def run(
             return runner.run(final, folder.path, resume, inputs, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
+
+
+def settle(sites: Sequence[str], config: Config, out: Path | None, resume: bool) -> tuple[RunConfig, Inputs, RunFolder]:
+    """What is known before anybody is asked, so that what the user got wrong shows first."""
+    first = runner.prepare(config({"clients": len(sites), "partition": OWN}))
+    check(first)
+    folder = RunFolder(out or runner.default_folder(first))  # found again whatever the sites have announced
+    runner.check_free(folder, resume)
+    return first, sources.from_sites(first, sites), folder
 
 
 def check(config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,8 +24,22 @@ log = logging.getLogger("fedgist")
 
 def start(federation: Federation, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
+    _check_port(federation)
     say(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
     return processes.watch(processes.server(federation.server_kit, kits.ORGANISATION), processes.AT_SERVER, say)
+
+
+def _check_port(federation: Federation) -> None:
+    """NVFlare would call itself ready and wait for the port without a word."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", federation.port))
+        except OSError as error:
+            raise FedgistError(
+                f"port {federation.port} of this machine cannot be had ({error.strerror}): end what uses it, or make a "
+                "federation with another --port"
+            ) from error
 
 
 def run(

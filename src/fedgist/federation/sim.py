@@ -17,10 +17,19 @@ READY = 60.0
 """Seconds that a server may take to come up."""
 
 
+def names(path: Path, sites: int) -> tuple[str, ...]:
+    """The sites of the federation in a folder, or those that a new one with so many sites will have."""
+    if path.exists():
+        return kits.load(path).sites
+    if sites < 1:
+        raise FedgistError(f"--sites must be at least 1, not {sites}")
+    return tuple(f"site-{i + 1}" for i in range(sites))
+
+
 def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> Federation:
     """The federation in a folder, made if there is none, with an equal part of a data set for each site."""
     if not path.exists():
-        kits.new(path, "localhost", [f"site-{i + 1}" for i in range(sites)], port)
+        kits.new(path, "localhost", names(path, sites), port)
     federation = kits.load(path)
     for i, site in enumerate(federation.sites):
         if not (path / "data" / site / dataset).exists():
@@ -50,7 +59,7 @@ def _await(process: "subprocess.Popen[str]", up: threading.Event) -> None:
     until = time.monotonic() + READY
     while not up.wait(0.2):
         if process.poll() is not None or time.monotonic() > until:
-            raise FedgistError("the server does not come up; is its port taken? its log is in the folder `server`")
+            raise FedgistError("the server does not come up; what it says is above, its log in the folder `server`")
 
 
 def _forward(name: str, process: "subprocess.Popen[str]", say: processes.Say, up: threading.Event) -> None:

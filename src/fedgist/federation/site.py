@@ -11,7 +11,6 @@ from fedgist.core.errors import FedgistError
 from fedgist.engines import policy
 from fedgist.engines.flare import FlareSite
 from fedgist.engines.host import SiteHost
-from fedgist.experiments.config import model_spec
 from fedgist.federation import hosting, kits, processes
 from fedgist.federation.hosting import Settings
 
@@ -30,10 +29,10 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     """Run a site until it is interrupted; what a user may have got wrong is found before anything is started."""
     name, target = _identity(kit)
     rules = policy.load(kit / "policy.toml")
-    if settings.model:
-        model_spec(settings.model)
     engines.executor(settings.engine, settings.device)
     train, test = hosting.read(Path(settings.data))
+    if settings.model:
+        hosting.check_model(settings.model, train)
     _check_certificate(kit, *target)
     (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
     say(f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}")
