@@ -1,5 +1,6 @@
 """Ensembles and the student that learns from them."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -41,6 +42,14 @@ def test_a_student_learns_what_the_teacher_says() -> None:
 
     assert agreement(student) < 0.6
     assert agreement(learned) > 0.9
+
+
+def test_the_rate_falls_along_a_cosine_to_zero() -> None:
+    (w,) = members(1)
+    role = distil(MODEL, w, RNG("images").normal(10, 1, 2, 3), torch.zeros(10, 4), 4, 8, 0.02, RNG)
+    asked = role.send(None)
+    role.close()
+    assert asked.xs["lr"].tolist() == pytest.approx([0.02, 0.02 * (2 + 2**0.5) / 4, 0.01, 0.02 * (2 - 2**0.5) / 4])
 
 
 def test_no_steps_change_nothing() -> None:

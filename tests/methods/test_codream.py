@@ -284,12 +284,15 @@ def test_the_buffer_is_first_in_first_out() -> None:
 
 
 def test_lessons_come_every_so_many_rounds() -> None:
-    engine = build(distil_every=2)
-    fresh = tree.digest(engine.state["w"])
-    play(engine)
-    assert tree.digest(engine.state["w"]) == fresh
-    play(engine)
-    assert tree.digest(engine.state["w"]) != fresh
+    """The student's and the clients': until then both are as if lessons had no steps."""
+    engine, untaught = build(distil_every=2), build(distil_steps=0)
+    for taught in (False, True):
+        play(engine)
+        play(untaught)
+        assert (tree.digest(engine.state["w"]) != tree.digest(untaught.state["w"])) == taught
+        for id in engine.ids:
+            mine, others = (tree.digest(one.site_states[id]["w"]) for one in (engine, untaught))
+            assert (mine != others) == taught
 
 
 def test_learners_server_leaves_the_clients_as_warmed_up() -> None:

@@ -127,6 +127,15 @@ def test_real_images_are_real_and_those_of_synthesis_are_not(monkeypatch: pytest
             assert bool((data.x[data.y == label] == image).all((1, 2, 3)).any()) == real
 
 
+def test_a_class_gives_different_samples_as_long_as_it_has_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five images each of classes with 7, 3 and 9 samples: five different ones, all three (two of them twice), five."""
+    engine = federation("real", ipc=5)
+    kept = sent(engine, monkeypatch)
+    after(engine)
+    for images, times in zip(kept[0]["0"].images.split(5), ([1] * 5, [1, 2, 2], [1] * 5), strict=True):
+        assert sorted(images.unique(dim=0, return_counts=True)[1].tolist()) == times
+
+
 def test_noise_holds_nothing_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without steps, images that start as noise are the same whatever the pixels are."""
     found = []

@@ -18,6 +18,7 @@ from fedgist.data.datasets import load
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import model_spec
+from fedgist.methods import feddf
 
 SHAPE, CLASSES = (1, 8, 8), 4
 LOCAL: dict[str, Any] = {"steps": 3, "batch": 8, "lr": 0.1}
@@ -176,6 +177,23 @@ def test_label_prior(loss: str) -> None:
         assert torch.allclose(prior, engine.state["counts"] / engine.state["counts"].sum())
     start = federation("fedgen", sites, "mlp", **SMALL, loss=loss)
     assert start.method.prior(start.state["counts"]).tolist() == [0.25] * 4  # type: ignore[attr-defined]
+
+
+def test_samples_that_only_fill_up_a_batch_are_not_counted() -> None:
+    """Of 11 samples in two batches of 8, the second is filled up with five that count once."""
+    sites = users(11)
+    engine = play(federation("fedgen", sites, "mlp", **SMALL | {"steps": 0, "epochs": 1}), 1)
+    assert engine.state["counts"].tolist() == sites["0"].counts().tolist()
+
+
+def test_the_generators_rate_falls_from_round_to_round() -> None:
+    """With a factor of next to nothing, only the first round moves its weights."""
+    engine = play(federation("fedgen", users(20), "mlp", **SMALL, generator_decay=1e-30), 1)
+    buffers = engine.method.generator.buffers  # type: ignore[attr-defined]
+    found = [engine.state["generator"], play(engine, 1).state["generator"]]
+    first, second = (tree.digest({name: w[name] for name in w if name not in buffers}) for w in found)
+    assert first == second
+    assert tree.digest(found[0]) != tree.digest(found[1])  # it was taught: its statistics are new
 
 
 @pytest.mark.parametrize("latent", ["classifier", "fc1", "conv2", "conv1"])
@@ -410,6 +428,27 @@ def test_feddf_needs_a_proxy_set() -> None:
     method = methods.find("feddf")
     with pytest.raises(FedgistError, match="proxy=2000"):
         method(method.Config(), Task((1, 8, 8), 2, (0.0,), (1.0,), {}, "mlp"))
+
+
+def test_feddf_teaches_the_mean_of_all_users_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three users of two architectures: a third of what each says, whatever its group; one user's prototype is its."""
+    said: list[Tensor] = []
+
+    async def listen(model: Any, w: Any, x: Tensor, teacher: Tensor, *rest: Any) -> Any:
+        said.append(teacher)
+        return w
+
+    monkeypatch.setattr(feddf, "distil", listen)
+    nets, proxy = ("mlp", "cnn:norm=none"), Rng(1).normal(20, *SHAPE)
+    sites, settings = users(20, 9, 7), LOCAL | {"proxy": proxy}
+    play(federation("feddf", sites, *nets, **settings), 1)
+    logits = []
+    for away in ({"1", "2"}, {"0", "1"}, {"0", "2"}):  # one user at a time, the others without data
+        alone = {id: ClientData(d.x[:0], d.y[:0], CLASSES) if id in away else d for id, d in sites.items()}
+        engine = play(federation("feddf", alone, *nets, **settings), 1)
+        (name,) = {engine.info[id]["model"] for id in sites if id not in away}
+        logits.append(engine.method.task.models[name](engine.state["w"][name], proxy).logits)
+    torch.testing.assert_close(said[0], sum(logits) / 3, rtol=1e-5, atol=1e-6)
 
 
 def test_feddf_with_two_prototypes_beats_fedavg_on_both() -> None:
