@@ -23,13 +23,14 @@ LOG = """\
 
 
 @pytest.fixture
-def keeps_sigterm() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+def keeps_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("keeps_sigterm")
+@pytest.mark.usefixtures("keeps_signals")
 def test_log_lines_become_sentences_each_once_in_a_row() -> None:
     said: list[str] = []
     code = processes.watch([sys.executable, "-c", f"print({LOG!r})"], processes.AT_SITE, said.append)
@@ -65,3 +66,20 @@ def test_ending_what_has_ended_is_no_mistake() -> None:
     process.wait()
     processes.end(process)
     assert isinstance(process, subprocess.Popen)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_killed_command_or_a_closed_terminal_ends_what_was_started(number: signal.Signals) -> None:
+    stays = "import time; print('up', flush=True); time.sleep(60)"
+    program = (
+        "import sys; from fedgist.federation import processes; "
+        f"processes.watch([sys.executable, '-c', {stays!r}], {{'up': 'up'}}, lambda line: print(line, flush=True))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as command:
+        assert command.stdout is not None and command.stdout.readline() == b"up\n"
+        (child,) = psutil.Process(command.pid).children()
+        command.send_signal(number)
+        command.wait(30)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -44,7 +44,7 @@ def _settings(organisation: str) -> list[str]:
 
 def watch(command: list[str], lines: Mapping[str, str], say: Say) -> int:
     """Run a command until it ends or is interrupted, and say in words what its log lines mean, each once in a row."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_in_order()
     process = begin(command)
     assert process.stdout is not None
     last = ""
@@ -60,6 +60,13 @@ def watch(command: list[str], lines: Mapping[str, str], say: Say) -> int:
         return process.wait()
     finally:
         end(process)
+
+
+def end_in_order() -> None:
+    """From now on a killed command, or a closed terminal, ends like Ctrl-C: what it started ends with it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
 
 
 def begin(command: list[str]) -> "subprocess.Popen[str]":

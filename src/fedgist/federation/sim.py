@@ -40,6 +40,7 @@ def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: in
 @contextlib.contextmanager
 def running(federation: Federation, dataset: str, say: processes.Say) -> Iterator[None]:
     """Server and sites, for as long as the context lasts; what they say is said with their names."""
+    processes.end_in_order()
     up = threading.Event()
     commands = {"server": ["federation", "start", str(federation.path)]}
     for site in federation.sites:
