@@ -176,8 +176,8 @@ The site reads `policy.toml` in it, changes it to its own rules, and runs
     pip install 'fedgist[nvflare]'
     fedgist site start {first} --data FOLDER --model MODEL
 
-where `{first}` stands for the kit, FOLDER holds the site's images (`train` and `test`, in any format that fedgist
-reads) and MODEL is its architecture; without --model it runs what the server's run says.
+where `{first}` stands for the kit, FOLDER holds the site's images (`train` and `test`, in any format that docs/data.md
+names) and MODEL is its architecture; without --model it runs what the server's run says.
 
 ## The server
 
