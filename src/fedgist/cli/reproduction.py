@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 OUT = Path("runs") / "reproduce"
-PUBLISHED = Path("docs") / "results"
+PUBLISHED = Path(__file__).parents[3] / "docs" / "results"
+"""Where a checkout has them, whatever folder the command is given in."""
 SCALES = ("full", "small")
 
 
