@@ -62,7 +62,7 @@ def test_one_image_is_found_and_shown():
     record("fedavg", "--set", "steps=1", "--set", "batch=1", "--set", "model=mlp:hidden=32", rounds=1)
     result = call("attack", "inversion", "run", "--iterations", "200", "--tv", "0.001")
     lines = result.stdout.splitlines()
-    assert lines[0] == "client 0, round 1: 1 images in 1 local steps"
+    assert lines[0] == "client 0, round 1; images: 1, local steps: 1"
     assert "labels    1 of 1 right" in lines
     assert any("only in a sum over clients" in line for line in lines)
     saved = json.loads(Path("run/artifacts/inversion/round-1-client-0-cosine-steps.json").read_text())

@@ -184,6 +184,15 @@ def test_debug_shows_where_a_mistake_came_from():
     assert result.stderr.splitlines()[-1] == "fedgist: clients must be at least 1, not 0"
 
 
+def test_a_full_gpu_is_no_defect(monkeypatch):
+    def full(self, data, rng):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
+
+    monkeypatch.setattr("fedgist.learning.training.LocalOptions.plan", full)
+    result = call("run", "fedavg", *TINY, "--quiet", code=2)
+    assert result.stderr == "fedgist: the GPU's memory is full: make batches smaller, or choose --device cpu\n"
+
+
 def test_a_defect_ends_with_1_and_says_in_which_client(monkeypatch):
     def broken(self, data, rng):
         raise ZeroDivisionError("oops")

@@ -84,7 +84,7 @@ def _show(report: dict[str, Any], written: list[Path]) -> None:
         psnr, ssim, psnr_best, ssim_best = (found[key] for key in ("psnr", "ssim", "psnr_best", "ssim_best"))
         table.add_row(ROWS[name], f"{psnr:.1f} dB", f"{psnr_best:.1f} dB", f"{ssim:.2f}", f"{ssim_best:.2f}")
     images, steps = report["images"], report["local_steps"]
-    print(f"client {report['client']}, round {report['round']}: {images} images in {steps} local steps")
+    print(f"client {report['client']}, round {report['round']}; images: {images}, local steps: {steps}")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(f"labels    {report['labels_right']} of {images} right")
     print(f"cosine    {report['cosine_seen']:.3f} of the update that was seen with the client's own,")

@@ -63,6 +63,8 @@ def speaking(debug: bool) -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, by its name: help must not wait for torch
+            fail("the GPU's memory is full: make batches smaller, or choose --device cpu", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
 
