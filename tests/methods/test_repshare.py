@@ -184,6 +184,9 @@ def test_received_observations_can_stand_in_for_global_means() -> None:
     before = weights(engine)["0"]
     play(engine, 1)
     assert tree.digest(weights(engine)["0"]) != tree.digest(before)
+    heard = play(build(means="received", m_down=2), 2).site_states["0"]["heard"]
+    assert heard["observations"].any() and heard["known"].equal(heard["observed"])
+    assert torch.allclose(heard["means"], heard["observations"].mean(0))
 
 
 # What it costs

@@ -344,11 +344,14 @@ def test_the_command_line_says_it_too(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [line]  # 75 numbers an image, 2 norms; 610 weights
 
 
-def test_nobody_has_data() -> None:
-    engine = federation(sites=clients((0, 0)), **QUICK)
+@pytest.mark.parametrize(("sizes", "single"), [((0, 0), False), ((0,), True)])
+def test_nobody_has_data(sizes: tuple[int, ...], single: bool) -> None:
+    engine = federation(sites=clients(sizes), single=single, **QUICK)
     before = tree.digest(engine.state["w"])
-    assert engine.run_round().skipped is None
+    for _ in range(2):
+        assert engine.run_round().skipped is None
     assert tree.digest(engine.state["w"]) == before
+    assert engine.state["held"] == {id: state["version"] for id, state in engine.site_states.items()}
 
 
 def test_more_samples_than_the_reference_are_refused() -> None:

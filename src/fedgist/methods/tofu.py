@@ -182,7 +182,7 @@ class TOFU(Method):
             raise FedgistError(f"single = true is for one client, not {len(fed.ids)}: set clients = 1")
         answers = await fed.ask(self.news(state, chosen), None, Upload)
         uploads, w = [answers[id] for id in answers], state["w"]
-        held = {id: answers[id].version + self.config.single for id in answers}
+        held = {id: answers[id].version + (self.config.single and answers[id].p > 0) for id in answers}
         state = {**state, "held": {**state["held"], **held}}
         usable = [upload for upload in uploads if upload.p > 0 and upload.version == state["version"]]
         if not usable:
@@ -207,7 +207,7 @@ class TOFU(Method):
     def news(self, state: Any, ids: Sequence[str]) -> dict[str, Any]:
         """What each client needs to be where the server is; one message for all who need the same."""
         version, held = state["version"], state["held"]
-        needs = {id: max(0, version - held[id]) if id in held else None for id in ids}
+        needs = {id: version - held[id] if id in held else None for id in ids}
         made = {missed: self.message(state, missed) for missed in set(needs.values())}
         return {id: made[missed] for id, missed in needs.items()}
 
