@@ -300,6 +300,14 @@ def test_published_protocol() -> None:
     assert found["accuracy"] == pytest.approx(float(strict))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedgen", "feddistill+", "feddf", "fedensemble"])
+def test_the_published_protocol_is_only_looked_at(method: str) -> None:
+    """Clients keep BatchNorm statistics of their own for it, and train from the server's all the same."""
+    sites, settings = users(20, 9), SMALL if method == "fedgen" else LOCAL
+    plain, published = (play(federation(method, sites, "cnn", **settings, published=asked)) for asked in (False, True))
+    assert tree.digest(plain.state) == tree.digest(published.state)
+
+
 def test_aggregated_and_local_statistics_train_the_same() -> None:
     """In train mode BatchNorm uses the batch, so both protocols are evaluations of one training."""
     local, aggregated = (
