@@ -110,6 +110,13 @@ def test_balanced_dirichlet_reproduces_the_message_sizes_of_feddm(alpha: float, 
     assert np.mean(found) == pytest.approx(pairs, abs=3)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_who_holds_just_its_even_share_is_passed_over(seed: int) -> None:
+    """Two classes, two clients, each class all to one of them at so small an alpha: the second goes to the other."""
+    parts = split(np.repeat([0, 1], 4), 2, Rng(seed), "dirichlet-balanced", alpha=1e-3, min_size=0)
+    assert [len(part) for part in parts] == [4, 4]
+
+
 def test_balanced_dirichlet_has_the_law_of_zeroing_and_renormalising() -> None:
     """The oracle is the rule as NIID-Bench states it: draw for all, zero the full clients, renormalise, cut."""
 
