@@ -107,6 +107,9 @@ X, Y = TEST
         ({"dataset": "mnist"}, "fedgist.run takes a data set as data='mnist', not as dataset"),
         ({"rouns": 3}, "unknown option 'rouns'; did you mean 'rounds'"),
         ({"method": "fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'"),
+        ({"data": TEST}, r"client 0 must be a pair \(images, labels\), not Tensor; data is a list of pairs"),
+        ({"clients": 3}, "data of your own says who the clients are, one a pair: leave out clients"),
+        ({"model": 3}, "model must be a module or the name of a model, not int"),
         ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean 'mlp'"),
     ],
 )

@@ -44,6 +44,8 @@ def run(
         raise FedgistError("fedgist.run makes one run; for several seeds call it with seed=0, seed=1, …")
     if "dataset" in options:
         raise FedgistError(f"fedgist.run takes a data set as data={options['dataset']!r}, not as dataset")
+    if not isinstance(model, str | nn.Module):
+        raise FedgistError(f"model must be a module or the name of a model, not {type(model).__name__}")
     own = {} if isinstance(model, str) else {OWN: partial(_from_module, model, features)}
     fixed = {"method": method, "model": model if isinstance(model, str) else OWN}
     if isinstance(data, str):
@@ -54,6 +56,9 @@ def run(
     else:
         if test is None:
             raise FedgistError("data of your own needs a test set: test=(x, y)")
+        for key in ("clients", "partition"):
+            if key in options:
+                raise FedgistError(f"data of your own says who the clients are, one a pair: leave out {key}")
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(data))}
         config = runner.prepare(configs.resolve(options, fixed, brought, profile=profile))
         inputs = sources.from_memory(config, data, test, classes, own)

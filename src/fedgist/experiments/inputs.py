@@ -84,8 +84,8 @@ def from_memory(
     own_models: Makers = NONE,
 ) -> Inputs:
     """A caller's own data: one (images, labels) pair a client; without `classes`, the largest label gives them."""
-    pairs = [_checked(f"client {i}", x, y, config.device) for i, (x, y) in enumerate(data)]
-    test = _checked("the test set", *test, config.device)
+    pairs = [_checked(f"client {i}", *_pair(f"client {i}", both), config.device) for i, both in enumerate(data)]
+    test = _checked("the test set", *_pair("the test set", test), config.device)
     if not len(test[1]):
         raise FedgistError("the test set is empty: give test=(x, y) with at least one sample")
     if not sum(len(y) for _, y in pairs):
@@ -208,6 +208,14 @@ def _sha256(arrays: Sequence[np.ndarray]) -> str:
 def _image_shape(x: Tensor) -> tuple[int, int, int]:
     channels, height, width = x.shape[1:]
     return channels, height, width
+
+
+def _pair(owner: str, both: Any) -> tuple[Any, Any]:
+    if not isinstance(both, tuple | list) or len(both) != 2:
+        raise FedgistError(
+            f"{owner} must be a pair (images, labels), not {type(both).__name__}; data is a list of pairs"
+        )
+    return both[0], both[1]
 
 
 def _checked(owner: str, x: Any, y: Any, device: str) -> tuple[Tensor, Tensor]:
