@@ -330,6 +330,13 @@ def test_report_command_writes_the_page():
     assert "rounds to 12.5\xa0%" in Path("page.html").read_text()
 
 
+def test_a_damaged_folder_is_named():
+    call("run", "fedavg", *TINY, "--out", "run", "-q")
+    Path("run/result.json").write_text('{"accuracy": 0.')
+    for command in (["report", "run"], ["run", "--resume", "--out", "run"]):
+        assert call(*command, code=2).stderr.startswith("fedgist: run/result.json is damaged (")
+
+
 def test_a_run_without_plotly_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     result = call("run", "fedavg", *TINY, "--out", "run")

@@ -119,7 +119,9 @@ def sim(
         str | None, typer.Argument(help="A method to run; without it, the federation just stays.")
     ] = None,
     sites: Annotated[int, flag("sites", "How many sites a new federation has.", "N")] = 3,
-    dataset: Annotated[str, flag("dataset", "Data set that the sites share out and the server tests on.")] = "digits",
+    dataset: Annotated[
+        str, flag("dataset", "Data set that the sites share out and the server tests on.", "NAME")
+    ] = "digits",
     data_dir: DataDir = None,
     port: Annotated[int, flag("port", "The server's port in a new federation.", "N")] = 8002,
     rounds: Rounds = None,

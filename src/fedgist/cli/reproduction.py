@@ -39,7 +39,7 @@ def reproduce(
     ] = None,
     only: Annotated[str, flag("only", "Only cells with these words in their names.", "WORDS")] = "",
     scale: Annotated[
-        str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.")
+        str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.", "NAME")
     ] = "full",
     seeds: Annotated[str | None, flag("seeds", "Seeds 0 to N - 1, instead of the preset's number.", "N")] = None,
     jobs: Annotated[str | None, flag("jobs", "Runs at a time; a core each without it, one on a GPU.", "N")] = None,

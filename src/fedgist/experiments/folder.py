@@ -98,7 +98,10 @@ def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
 def read_json(path: Path) -> Any:
     if not path.is_file():
         raise FedgistError(f"there is no {path.name} in {path.parent}: it is not the folder of a run")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also what is no UTF-8
+        raise FedgistError(f"{path} is damaged ({error}); make the run again in another folder") from error
 
 
 def run_folders(path: str | Path) -> list[RunFolder]:
