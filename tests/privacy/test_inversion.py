@@ -134,6 +134,17 @@ def test_more_classes_pull_than_there_are_images():
     assert recover_labels(model, update, 2).tolist() == [2, 3]
 
 
+def test_the_pull_of_one_image():
+    """Wainakh et al. 2022: (1 + 1/C) Σ_c min(g_c, 0) / n, which is −0.3125 for g = (−0.64, −0.36, …), C = n = 4.
+
+    Without each one's first image the two classes pull by −0.3275 and −0.0475, then by −0.015 and −0.0475. A pull of
+    −0.25, without the first factor, would give class 0 the last image.
+    """
+    model = models.build("mlp", (1, 8, 8), 4, hidden=(6,))
+    update = {"classifier.bias": torch.tensor([-0.64, -0.36, 0.5, 0.5])}
+    assert recover_labels(model, update, 4).tolist() == [0, 0, 1, 1]
+
+
 def test_more_restarts_never_fit_worse():
     model = models.build("mlp", (1, 8, 8), 4, hidden=(6,))
     w, y = model.init(Rng(0)), torch.tensor([2, 1])
