@@ -172,6 +172,12 @@ def test_a_disk_that_cannot_be_written_is_no_defect():
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_folder_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    call("run", "fedavg", *TINY, "--out=~/run", "-q")
+    assert (tmp_path / "home" / "run" / "result.json").is_file()
+
+
 def test_a_report_may_go_into_a_new_folder():
     call("run", "fedavg", *TINY, "--out", "run", "-q")
     call("report", "run", "--out", "some/where/page.html")

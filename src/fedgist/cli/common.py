@@ -19,6 +19,11 @@ def flag(name: str, help: str, metavar: str = "TEXT") -> Any:
     return typer.Option(f"--{name}", help=help, metavar=metavar)
 
 
+def _home_expanded(text: str) -> Path:
+    """Shells leave the ~ of --out=~/runs alone, and a folder named ~ is a danger."""
+    return Path(text).expanduser()
+
+
 # The values stay text until the configuration reads them, so that each mistake gets its one sentence.
 Dataset = Annotated[str | None, flag("dataset", "Data set.", "NAME")]
 DataDir = Annotated[str | None, flag("data-dir", "Folder with data files (or FEDGIST_DATA).", "DIR")]
@@ -35,7 +40,7 @@ Record = Annotated[str | None, flag("record", "Message types to keep in full, or
 Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small, demo or toy.", "NAME")]
 Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
-Out = Annotated[Path | None, flag("out", "Folder to write to.", "DIR")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR", parser=_home_expanded)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Live = Annotated[bool, typer.Option("--live", help="Serve the report to this machine's browsers while it runs.")]
