@@ -341,6 +341,9 @@ def test_a_damaged_folder_is_named():
     Path("run/result.json").write_text('{"accuracy": 0.')
     for command in (["report", "run"], ["run", "--resume", "--out", "run"]):
         assert call(*command, code=2).stderr.startswith("fedgist: run/result.json is damaged (")
+    Path("run/config.toml").write_text("method = ")
+    for command in (["report", "run"], ["run", "--resume", "--out", "run"]):
+        assert call(*command, code=2).stderr.startswith("fedgist: run/config.toml is not TOML: ")
 
 
 def test_a_run_without_plotly_says_what_to_install(monkeypatch):

@@ -127,15 +127,20 @@ def assignments(pairs: list[str]) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """A TOML file as a flat layer."""
+def read(path: str | Path) -> dict[str, Any]:
+    """A TOML file as it stands."""
     path = Path(path)
     if not path.is_file():
         raise FedgistError(f"there is no configuration file {path}")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedgistError(f"{path} is not TOML: {error}") from error
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """A TOML file as a flat layer."""
+    values = read(path)
     own = values.pop("options", {})
     if not isinstance(own, dict):
         raise FedgistError(f"{path}: options must be a table, [options]")

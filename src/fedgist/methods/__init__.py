@@ -8,33 +8,58 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedgist.core.errors import unknown
+from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.method import Method
+
+ELSEWHERE = "fedgist_methods"
 
 
 @cache
 def registry() -> dict[str, type[Method]]:
     """Name -> class of every method, sorted."""
-    found = [value for module in _modules() for value in vars(module).values() if is_method(value)]
-    return {method.name: method for method in sorted(found, key=lambda method: method.name)}
+    found: dict[str, type[Method]] = {}
+    for module in _modules():
+        for method in filter(is_method, vars(module).values()):
+            known = found.setdefault(method.name, method)
+            if known is not method:
+                raise FedgistError(f"{module.__file__}: there is a method {method.name} already, in {_file(known)}")
+    return dict(sorted(found.items()))
 
 
 def _modules() -> Iterator[ModuleType]:
     for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
         yield importlib.import_module(f"{__name__}.{found.name}")
-    for folder in filter(None, os.environ.get("FEDGIST_METHODS", "").split(os.pathsep)):
-        for path in sorted(Path(folder).glob("*.py")):
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
-            module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            yield module
+    folders = [Path(name).resolve() for name in os.environ.get("FEDGIST_METHODS", "").split(os.pathsep) if name]
+    for folder in folders:
+        if not folder.is_dir():
+            raise FedgistError(f"FEDGIST_METHODS names {folder}, but there is no such folder")
+    # A package of their own, so that a file may be called like a module of somebody else, and import one beside it.
+    package = sys.modules[ELSEWHERE] = ModuleType(ELSEWHERE)
+    package.__path__ = [str(folder) for folder in folders]
+    for found in pkgutil.iter_modules(package.__path__):
+        yield _from_elsewhere(found.name)
+
+
+def _from_elsewhere(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"{ELSEWHERE}.{name}")
+    except Exception as error:
+        file = str(getattr(importlib.util.find_spec(f"{ELSEWHERE}.{name}"), "origin", name))
+        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = file if line is None else f"{file}, line {line}"
+        raise FedgistError(f"{where}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+
+
+def _file(method: type[Method]) -> str | None:
+    return sys.modules[method.__module__].__file__
 
 
 def is_method(value: Any) -> bool:

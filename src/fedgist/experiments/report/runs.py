@@ -3,7 +3,6 @@
 import csv
 import os
 import statistics
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, read_json
 
 BETWEEN = "deviation_between_clients"
@@ -201,11 +201,10 @@ def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
 
 
 def read(folder: RunFolder) -> Run:
-    text = folder.config.read_text(encoding="utf-8")
     return Run(
         folder=folder,
-        config=tomllib.loads(text),
-        text=text,
+        config=configs.read(folder.config),
+        text=folder.config.read_text(encoding="utf-8"),
         rows=folder.rows(),
         result=read_json(folder.result) if folder.finished else None,
         partition=read_json(folder.partition),
