@@ -60,12 +60,14 @@ def _keys(classes: Sequence[int], owners: Sequence[str]) -> list[tuple[int, str,
 
 def _tsne(values: np.ndarray, start: np.ndarray | None) -> np.ndarray:
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     if not np.isfinite(values).all() or np.ptp(values, axis=0).max() == 0:
         return np.zeros((len(values), 2))  # a run that diverged, or one that has not begun: all points in one place
     # A spread of 1e-4 is what t-SNE expects of the points that it starts from.
     init = "pca" if start is None else (1e-4 * start).astype(np.float32)
     perplexity = min(30.0, (len(values) - 1) / 3)
-    found = TSNE(init=init, perplexity=perplexity, learning_rate="auto", random_state=0).fit_transform(values)
+    with threadpool_limits(1):  # a few hundred points: threads only wait for each other, for minutes on a busy machine
+        found = TSNE(init=init, perplexity=perplexity, learning_rate="auto", random_state=0).fit_transform(values)
     centred = found - found.mean(0)
     return np.asarray(centred / max(float(centred.std()), 1e-12))
