@@ -68,11 +68,16 @@ def test_ending_what_has_ended_is_no_mistake() -> None:
     assert isinstance(process, subprocess.Popen)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_killed_command_or_a_closed_terminal_ends_what_was_started(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("sent", "nohup"),
+    [([signal.SIGTERM], False), ([signal.SIGHUP], False), ([signal.SIGHUP, signal.SIGTERM], True)],
+)
+def test_a_killed_command_or_a_closed_terminal_ends_what_was_started(sent: list[signal.Signals], nohup: bool) -> None:
+    """A closed terminal not under nohup, which makes commands ignore it; these tests may run under it themselves."""
     stays = "import time; print('up', flush=True); time.sleep(60)"
     program = (
-        "import sys; from fedgist.federation import processes; "
+        "import signal, sys; from fedgist.federation import processes; "
+        f"signal.signal(signal.SIGHUP, signal.{'SIG_IGN' if nohup else 'SIG_DFL'}); "
         f"processes.watch([sys.executable, '-c', {stays!r}], {{'up': 'up'}}, lambda line: print(line, flush=True))"
     )
     with subprocess.Popen(
@@ -80,6 +85,11 @@ def test_a_killed_command_or_a_closed_terminal_ends_what_was_started(number: sig
     ) as command:
         assert command.stdout is not None and command.stdout.readline() == b"up\n"
         (child,) = psutil.Process(command.pid).children()
-        command.send_signal(number)
+        *ignored, last = sent
+        for number in ignored:
+            command.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                command.wait(1)
+        command.send_signal(last)
         command.wait(30)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
