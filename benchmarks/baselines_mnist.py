@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from fedgist import engines, methods, models
-from fedgist.core.config import build
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.data import datasets, partitions
@@ -28,6 +27,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import Dataset
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.experiments.runner import environment
+from fedgist.options import build
 
 CLIENT_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 GRIDS: dict[str, dict[str, Sequence[float]]] = {

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedgist import methods, models
-from fedgist.core.config import build
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import scan
@@ -34,6 +33,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.learning.training import trainer
+from fedgist.options import build
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

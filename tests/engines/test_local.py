@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
@@ -17,6 +16,7 @@ from fedgist.core.method import Method, Task
 from fedgist.data.client_data import ClientData
 from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

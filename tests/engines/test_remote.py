@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core.codec import Codec
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import message, tag_of, wire
@@ -25,6 +24,7 @@ from fedgist.engines.envelope import Introduction, Question, Ready, Refusal, Rep
 from fedgist.engines.host import SiteHost
 from fedgist.engines.policy import Policy
 from fedgist.engines.remote import Lost, Patience, RemoteEngine, introductions
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

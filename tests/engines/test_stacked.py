@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
@@ -23,6 +22,7 @@ from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.requests import request
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked, _cut
+from fedgist.options import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
 EPS = torch.finfo(torch.float32).eps

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgist import methods
-from fedgist.core.config import options
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets, partitions
 from fedgist.experiments import comparison, inputs
@@ -23,6 +22,7 @@ from fedgist.experiments.config import (
     model_spec,
     resolve,
 )
+from fedgist.options import options
 
 METHODS = list(methods.available())
 

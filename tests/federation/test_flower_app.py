@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.core.config import options
 from fedgist.experiments.config import flat, resolve
 from fedgist.federation.flower_app import App, expectation
+from fedgist.options import options
 
 
 def flower(*arguments: Any) -> Any:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
@@ -19,6 +18,7 @@ from fedgist.core.work import gradient
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
+from fedgist.options import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
 

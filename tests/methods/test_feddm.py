@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers
 from fedgist.core.ledger import Ledger
@@ -25,6 +24,7 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.runner import run
+from fedgist.options import build
 from fedgist.synthesis import surrogate
 from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.surrogate import Images, project

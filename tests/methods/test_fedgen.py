@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task, who_sees_what
@@ -19,6 +18,7 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import model_spec
 from fedgist.methods import feddf
+from fedgist.options import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
 LOCAL: dict[str, Any] = {"steps": 3, "batch": 8, "lr": 0.1}

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
@@ -27,6 +26,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.engines.scheduler import drive_one
+from fedgist.options import build
 from fedgist.synthesis.encoding import Encoder
 
 SHAPE, CLASSES, SMALL = (1, 8, 8), 4, "mlp:hidden=6"

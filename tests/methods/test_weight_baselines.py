@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
@@ -32,6 +31,7 @@ from fedgist.learning.local_updates import effective_steps
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.server_optimisers import ServerAdagrad, ServerAdam, ServerYogi
 from fedgist.models.model import Model, Output
+from fedgist.options import build
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 ALL = ("fednova", "scaffold", *ADAPTIVE)

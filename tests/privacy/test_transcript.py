@@ -8,7 +8,6 @@ import torch
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.config import build
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Task
@@ -16,6 +15,7 @@ from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
+from fedgist.options import build
 from fedgist.privacy.transcript import Transcript, update_of
 from fedgist.synthesis.encoding import moved
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from fedgist.core.config import build, option
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import tag_of
 from fedgist.core.method import Handler, Method
 from fedgist.data.client_data import ClientData
+from fedgist.options import build, option
 
 EVERYTHING = "all"
 

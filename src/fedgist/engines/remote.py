@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.codec import Leaves, to_bytes
-from fedgist.core.config import options
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, TooFewAnswers
 from fedgist.core.ledger import Ledger
@@ -25,6 +24,7 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
 from fedgist.engines.envelope import Header, Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+from fedgist.options import options
 
 log = logging.getLogger("fedgist")
 

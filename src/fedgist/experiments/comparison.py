@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgist import methods
-from fedgist.core.config import options
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.report.runs import SHARE_OF_BEST, read
+from fedgist.options import options
 
 GROUND = (
     "dataset", "normalise", "limit", "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin
 
-from fedgist.core.config import Option, build, option, options
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.options import Option, build, option, options
 
 OWN = "own"  # the name of data and models that a Python caller brings
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.config import build, option, options
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.progress import duration
 from fedgist.federation.kits import NAME
 from fedgist.federation.runs import SIMULATED, check
+from fedgist.options import build, option, options
 
 SECONDS = 15.0
 """What an exchange costs on Flower, about: it starts a process at each site, which imports torch."""

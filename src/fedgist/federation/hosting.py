@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fedgist import engines, methods, models
-from fedgist.core.config import build
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method, Task
 from fedgist.data import formats
@@ -18,6 +17,7 @@ from fedgist.engines.envelope import Start
 from fedgist.engines.host import SiteHost
 from fedgist.engines.policy import Policy, Refused
 from fedgist.experiments.config import model_spec
+from fedgist.options import build
 
 
 @dataclass(frozen=True)

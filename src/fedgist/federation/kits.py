@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.config import options
 from fedgist.core.errors import FedgistError
 from fedgist.engines.policy import Policy
+from fedgist.options import options
 
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, Params, message, wire
@@ -28,6 +27,7 @@ from fedgist.learning.evaluation import (
 )
 from fedgist.learning.training import LocalOptions, client_weight
 from fedgist.models.model import Model
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Done, float16, float32, message, wire
 from fedgist.core.rng import Rng
@@ -23,6 +22,7 @@ from fedgist.learning.optimisers import Weights
 from fedgist.learning.own_model import OwnModel, OwnModelOptions
 from fedgist.learning.training import Trainer, client_weight, cross_entropy, train, trainer
 from fedgist.models.model import Model
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

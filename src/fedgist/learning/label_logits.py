@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Site
 from fedgist.core.tree import Tree
 from fedgist.core.work import scan
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.training import LocalOptions, Trainer, cross_entropy
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

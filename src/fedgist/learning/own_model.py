@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
@@ -21,6 +20,7 @@ from fedgist.learning.evaluation import (
 )
 from fedgist.learning.training import LocalOptions
 from fedgist.models.model import Model
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Params, message, wire
 from fedgist.core.rng import Rng
@@ -24,6 +23,7 @@ from fedgist.core.tree import Tree
 from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.training import train, trainer
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

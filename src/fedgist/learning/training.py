@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
@@ -17,6 +16,7 @@ from fedgist.core.tree import Tree
 from fedgist.core.work import gradient, scan
 from fedgist.learning.optimisers import Optimiser, Weights, optimiser
 from fedgist.models.model import Model, Output
+from fedgist.options import option
 
 Loss = Callable[..., Tensor]
 """loss(output, labels, mask, trained weights, *extra constants) -> scalar."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers, Federation, Site
 from fedgist.core.message import Bounds, Done, Params, float16, float32, message, uint8, wire
@@ -28,6 +27,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import compute, scan
 from fedgist.learning.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
 from fedgist.models.model import Model
+from fedgist.options import option
 from fedgist.synthesis.dream_optimisers import BITS, NAMES, decode, dream_optimiser, encode, grid
 from fedgist.synthesis.dream_spaces import SpaceOptions, dream_space
 from fedgist.synthesis.dream_traffic import warn_of_traffic

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, Params, message, wire
@@ -33,6 +32,7 @@ from fedgist.learning.evaluation import (
 )
 from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
 from fedgist.learning.training import train, trainer
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, message, wire
 from fedgist.core.rng import Rng
 from fedgist.learning.label_logits import LogitOptions, mean_logits, train_towards
 from fedgist.learning.own_model import OwnModel, OwnModelOptions
 from fedgist.learning.training import trainer
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Site
 from fedgist.core.message import Params
 from fedgist.core.method import Task
 from fedgist.core.work import Chunks, scan
 from fedgist.learning.optimisers import SGD
+from fedgist.options import option
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import PRECISIONS, ClassBatches, ClassMeans, Matcher, class_means, shares
 from fedgist.synthesis.pixels import pixel_range

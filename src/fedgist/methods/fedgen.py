@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import unknown
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, Params, message, wire
@@ -32,6 +31,7 @@ from fedgist.learning.global_model import GlobalModel, GlobalModelOptions
 from fedgist.learning.optimisers import Adam
 from fedgist.learning.training import train, trainer
 from fedgist.models.model import Model
+from fedgist.options import option
 from fedgist.synthesis.generators import Generator, GeneratorTrainer, draw_labels
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.federation import Federation, Site
 from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions, Local, average
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.training import cross_entropy, train, trainer
 from fedgist.models.model import Output
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ Deviations from the paper: it does not say whether images are drawn once or each
 
 from dataclasses import dataclass
 
-from fedgist.core.config import option
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
+from fedgist.options import option
 from fedgist.synthesis.augmentation import KINDS
 from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.config import build, option, options
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import Answers, Federation, Site
 from fedgist.core.message import Bounds, message, wire
@@ -30,6 +29,7 @@ from fedgist.core.work import scan
 from fedgist.learning.contrastive import REDUCTIONS, Averager, RepresentationLoss, chosen, draw
 from fedgist.learning.own_model import OwnModel, OwnModelOptions
 from fedgist.learning.training import train, trainer
+from fedgist.options import build, option, options
 
 
 @dataclass(frozen=True)

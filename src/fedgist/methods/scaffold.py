@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Params, int64, message, wire
@@ -28,6 +27,7 @@ from fedgist.learning.local_updates import check_updates, effective_steps
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.training import cross_entropy, train, trainer
 from fedgist.models.model import Model, Output
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

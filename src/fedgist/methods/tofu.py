@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, Params, float16, float32, message, uint8, wire
@@ -35,6 +34,7 @@ from fedgist.core.work import compute, scan
 from fedgist.learning.evaluation import accuracy
 from fedgist.learning.global_model import Global, Local, average
 from fedgist.learning.training import LocalOptions, client_weight, train, trainer
+from fedgist.options import option
 from fedgist.synthesis import encoding
 from fedgist.synthesis.encoding import Encoder, Sent, as_float32, moved
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.learning.optimisers import Weights
+from fedgist.options import option
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.config import option
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient
 from fedgist.learning.optimisers import Adam, Weights
 from fedgist.models.layers import Tap
 from fedgist.models.model import Model
+from fedgist.options import option
 
 TV_FORMS = ("mean", "norms")
 

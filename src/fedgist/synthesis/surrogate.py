@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.config import option
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers, Federation, Site
 from fedgist.core.message import Bounds, Params, float16, float32, int64, message, uint8, wire
@@ -26,6 +25,7 @@ from fedgist.learning.evaluation import accuracy
 from fedgist.learning.optimisers import SGD, Weights, add_scaled
 from fedgist.learning.training import Trainer
 from fedgist.models.model import Output
+from fedgist.options import option
 from fedgist.synthesis.augmentation import KINDS, Augmentation, Change
 from fedgist.synthesis.pixels import dequantise, quantise
 

@@ -27,10 +27,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.config import options
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
+from fedgist.options import options
 
 HERE = Path(__file__).parent
 TAKES = ("last", "best", "best5", "numbers", "milliseconds", "efficiency")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedgist.core.config import build, option, options
 from fedgist.core.errors import FedgistError
+from fedgist.options import build, option, options
 
 
 @dataclass(frozen=True)
