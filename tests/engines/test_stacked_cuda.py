@@ -73,6 +73,22 @@ def test_replay_is_bit_equal_to_the_eager_scan(
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+def test_training_repeats_itself(tf32: bool) -> None:
+    """Bit for bit; cuDNN's own choice for these convolutions adds their gradients up in any order."""
+    net = models.build("resnet9", (3, 32, 32), 10, norm="batch")
+    trainer, rng = Trainer(net, SGD(momentum=0.9)), Rng(0)
+    w = GPU.put(net.init(rng("w")))
+    pool = Pool(x=rng("x").normal(512, 3, 32, 32).cuda(), y=rng("y").integers(10, 512).cuda())
+    plan = {"index": rng("plan").integers(512, 20, 256), "mask": torch.ones(20, 256)}
+    place = replace(GPU, tf32=tf32)
+    ends = [
+        Stacked(place).drive([scan(trainer.step, (w, trainer.init(w)), plan, pool, torch.tensor(0.1))])
+        for _ in range(3)
+    ]
+    assert len({tree.digest(end) for end in ends}) == 1
+
+
 @pytest.mark.parametrize("model", ["mlp", "cnn", "lenet5-thesis"])
 def test_equals_sequential(model: str, caplog: pytest.LogCaptureFixture) -> None:
     """Per client in L2 against a float64 run: within a small factor of the sequential engine's float32 error."""

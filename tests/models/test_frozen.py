@@ -15,7 +15,7 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, compute, stacking
-from fedgist.engines.scheduler import float32_arithmetic
+from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
 from fedgist.models import frozen, fused
@@ -358,7 +358,7 @@ def test_as_traced_for_compilation(calls: list[str]) -> None:
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    with float32_arithmetic(GPU):
+    with gpu_arithmetic(GPU):
         yield
 
 

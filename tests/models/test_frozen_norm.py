@@ -15,7 +15,7 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, compute
 from fedgist.engines import stacked
-from fedgist.engines.scheduler import float32_arithmetic
+from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
 from fedgist.models import frozen_norm, fused
@@ -350,7 +350,7 @@ def test_dreams(name: str, norms: int, robust: float, calls: list[str], monkeypa
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    with float32_arithmetic(GPU):
+    with gpu_arithmetic(GPU):
         yield
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgist import models
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
-from fedgist.engines.scheduler import float32_arithmetic
+from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.models import fused, instance_norm
 from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
@@ -163,7 +163,7 @@ def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, paddin
 
 @pytest.fixture
 def exact() -> Iterator[None]:
-    with float32_arithmetic(EXACT):
+    with gpu_arithmetic(EXACT):
         yield
 
 

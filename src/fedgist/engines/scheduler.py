@@ -37,25 +37,28 @@ def drive_one(role: Role, place: Place) -> Any:
 
 
 @contextmanager
-def float32_arithmetic(place: Place) -> Iterator[None]:
-    """On a GPU: products in float32, where torch's default takes TF32 for convolutions; or all of them in TF32."""
+def gpu_arithmetic(place: Place) -> Iterator[None]:
+    """On a GPU: products in float32, where torch's default takes TF32 for convolutions, or all of them in TF32.
+
+    Convolutions add their gradients up in a fixed order, so that training ends at the same weights when it is repeated.
+    """
     if place.device.type != "cuda":
         yield
         return
-    modules: list[Any] = [torch.backends.cuda.matmul]
-    if hasattr(torch.backends.cudnn, "conv"):  # torch 2.9 and later
-        modules += [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
-        name, value = "fp32_precision", "tf32" if place.tf32 else "ieee"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    settings: list[tuple[Any, str, Any]] = [(cudnn, "deterministic", True)]
+    if hasattr(cudnn, "conv"):  # torch 2.9 and later
+        precision = "tf32" if place.tf32 else "ieee"
+        settings += [(module, "fp32_precision", precision) for module in (matmul, cudnn.conv, cudnn.rnn)]
     else:
-        modules += [torch.backends.cudnn]
-        name, value = "allow_tf32", place.tf32  # type: ignore[assignment]
-    before = [getattr(module, name) for module in modules]
+        settings += [(module, "allow_tf32", place.tf32) for module in (matmul, cudnn)]
+    before = [getattr(module, name) for module, name, _ in settings]
     try:
-        for module in modules:
+        for module, name, value in settings:
             setattr(module, name, value)
         yield
     finally:
-        for module, old in zip(modules, before, strict=True):
+        for (module, name, _), old in zip(settings, before, strict=True):
             setattr(module, name, old)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgist.core.work import Place
-from fedgist.engines.scheduler import Role, drive_one, float32_arithmetic
+from fedgist.engines.scheduler import Role, drive_one, gpu_arithmetic
 
 
 class Sequential:
@@ -16,7 +16,7 @@ class Sequential:
     def drive(self, roles: Sequence[Role]) -> list[Any]:
         results = []
         try:
-            with float32_arithmetic(self.place):
+            with gpu_arithmetic(self.place):
                 for role in roles:
                     results.append(drive_one(role, self.place))
         finally:

@@ -26,7 +26,7 @@ from fedgist.engines.graphs import Captured, NotCapturable, capture
 from fedgist.engines.grouping import Group
 from fedgist.engines.programs import Call, Vectorised, brief, run_compute, run_scan, traced
 from fedgist.engines.requests import Request, Work, request
-from fedgist.engines.scheduler import Role, float32_arithmetic
+from fedgist.engines.scheduler import Role, gpu_arithmetic
 from fedgist.engines.threaded import cores
 from fedgist.engines.workload import numbers_written
 
@@ -101,7 +101,7 @@ class Stacked:
         results: list[Any] = [None] * len(roles)
         outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
         try:
-            with float32_arithmetic(self.place):
+            with gpu_arithmetic(self.place):
                 while outcomes:
                     works: dict[int, Work] = {}
                     for i in list(outcomes):

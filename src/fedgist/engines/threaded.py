@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedgist.core.work import Place
-from fedgist.engines.scheduler import Role, drive_one, float32_arithmetic
+from fedgist.engines.scheduler import Role, drive_one, gpu_arithmetic
 
 
 def cores() -> int:
@@ -30,7 +30,7 @@ class Threaded:
         self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        with float32_arithmetic(self.place):
+        with gpu_arithmetic(self.place):
             futures = [self._pool.submit(drive_one, role, self.place) for role in roles]
             try:
                 return [future.result() for future in futures]
