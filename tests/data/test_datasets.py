@@ -241,7 +241,11 @@ def test_available_lists_what_can_be_loaded(tmp_path: Path) -> None:
             True,
             ("train-images-idx3-ubyte[.gz]", "t10k-labels-idx1-ubyte", "no folder {root}/mnist", "lecun.com"),
         ),
-        ("cifar10", False, ("train_1.npz", "no folder was named", "kriz/cifar", "--data-dir DIR", "FEDGIST_DATA=DIR")),
+        (
+            "cifar10",
+            False,
+            ("cifar-10-batches-py", "no folder was named", "kriz/cifar", "--data-dir DIR", "FEDGIST_DATA=DIR"),
+        ),
         ("half", True, ("needs t10k-images-idx3-ubyte[.gz]", "which {root}/half lacks", "DIR/half")),
         ("../own", True, ("unknown dataset",)),
         ("..", True, ("unknown dataset",)),

@@ -45,16 +45,27 @@ CLASSES = dict.fromkeys((*BUILT_IN, "mnist", "fashion-mnist", "cifar10"), 10) | 
     "femnist": 62,
     "celeba": 2,
 }
+CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
+EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 SOURCES = {
     "mnist": "the four IDX files are those of http://yann.lecun.com/exdb/mnist",
     "fashion-mnist": "the four IDX files are in https://github.com/zalandoresearch/fashion-mnist, folder data/fashion",
-    "cifar10": "or unpack the python or the binary archive of https://www.cs.toronto.edu/~kriz/cifar.html there",
-    "cifar100": "or unpack the python or the binary archive of https://www.cs.toronto.edu/~kriz/cifar.html there",
-    "emnist-letters": "the IDX files emnist-letters-… are in gzip.zip of https://www.nist.gov/itl/products-and-services/emnist-dataset",
-    "emnist-byclass": "the IDX files emnist-byclass-… are in gzip.zip of https://www.nist.gov/itl/products-and-services/emnist-dataset",
-    "pathmnist": "or pathmnist.npz of https://medmnist.com",
-    "femnist": "or train/*.json and test/*.json of https://leaf.cmu.edu",
-    "celeba": "or train/*.json and test/*.json of https://leaf.cmu.edu, with the pictures in images/",
+    "cifar10": f"both archives are at {CIFAR}",
+    "cifar100": f"both archives are at {CIFAR}",
+    "emnist-letters": f"the four IDX files are in gzip.zip of {EMNIST}",
+    "emnist-byclass": f"the four IDX files are in gzip.zip of {EMNIST}",
+    "pathmnist": "pathmnist.npz is at https://medmnist.com",
+    "femnist": "https://leaf.cmu.edu makes the JSON files",
+    "celeba": "https://leaf.cmu.edu makes the JSON files; the pictures go into images/",
+}
+PUBLISHED_FILES = {  # of the data sets that are published in another form than MNIST's
+    "cifar10": "the folder cifar-10-batches-py with data_batch_1 to 5 and test_batch (or cifar-10-batches-bin)",
+    "cifar100": "the folder cifar-100-python with train and test (or cifar-100-binary)",
+    "emnist-letters": formats.emnist_files("letters"),
+    "emnist-byclass": formats.emnist_files("byclass"),
+    "pathmnist": "pathmnist.npz",
+    "femnist": "train/*.json and test/*.json",
+    "celeba": "train/*.json and test/*.json",
 }
 PUBLISHED = {  # mean and deviation of each channel, as customary (CIFAR-10: the mean of the deviations of the images)
     "mnist": ((0.1307,), (0.3081,)),
@@ -181,12 +192,16 @@ def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
 
 def _missing(name: str, folder: Path | None) -> FedgistError:
     """The error for a data set whose files are not there: which, where, and how to get them."""
+    lacking = ["train", "test"]
     if folder and folder.is_dir():
         lacking, where = missing_splits(folder), f"which {folder} lacks"
     else:
-        lacking, where = ["train", "test"], f"but there is no folder {folder}" if folder else "but no folder was named"
+        where = f"but there is no folder {folder}" if folder else "but no folder was named"
+    wanted = " and ".join(map(wanted_files, lacking))
+    if name in PUBLISHED_FILES and len(lacking) == 2:  # with one split there, the other is wanted in the same form
+        wanted = f"{PUBLISHED_FILES[name]}, or train.npz and test.npz"
     return FedgistError(
-        f"data set {name!r} needs {' and '.join(map(wanted_files, lacking))}, {where}; "
+        f"data set {name!r} needs {wanted}, {where}; "
         + (f"{SOURCES[name]}; " if name in SOURCES else "")
         + f"put the files in a folder DIR/{name} and pass --data-dir DIR (or set FEDGIST_DATA=DIR)"
     )

@@ -28,6 +28,11 @@ def _find_npz_or_idx(folder: Path) -> Reader | None:
     return None if files.missing_splits(folder) else partial(files.read_folder, folder)
 
 
+def emnist_files(split: str) -> str:
+    """The files of a split of EMNIST, in words."""
+    return ", ".join(f"emnist-{split}-{part}-ubyte[.gz]" for part in EMNIST_FILES)
+
+
 def _find_emnist(folder: Path) -> Reader | None:
     place = folder / "gzip" if (folder / "gzip").is_dir() else folder
     pattern = re.compile(r"emnist-(\w+)-train-images-idx3-ubyte(\.gz)?")
@@ -59,8 +64,10 @@ def emnist(split: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarr
 
 
 def _find_medmnist(folder: Path) -> Reader | None:
-    """An `.npz` with both splits; among several, the one that has the folder's name."""
-    paths = [path for path in sorted(folder.glob("*.npz")) if _npz_keys(path) >= MEDMNIST_KEYS]
+    """An `.npz` with both splits; among several, the one that has the folder's name, and that even if damaged."""
+    keys = {path: _npz_keys(path) for path in sorted(folder.glob("*.npz"))}
+    named = folder / f"{folder.name}.npz"
+    paths = [path for path in keys if keys[path] >= MEDMNIST_KEYS or (path == named and not keys[path])]
     path = next((path for path in paths if path.stem == folder.name), paths[0] if len(paths) == 1 else None)
     return partial(_read_medmnist, path) if path else None
 
