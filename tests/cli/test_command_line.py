@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedgist
-from fedgist import methods
+from fedgist import methods, words
 from fedgist.cli import app
 from fedgist.core.method import Method
 from fedgist.engines.local import LocalEngine
@@ -407,12 +407,17 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (1234567, "1.23 MB"), (5e15, "5e+03 TB")],
 )
 def test_sizes(count, text):
-    assert progress.size(count) == text
+    assert words.size(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3661, "1:01:01")])
 def test_durations(seconds, text):
-    assert progress.duration(seconds) == text
+    assert words.duration(seconds) == text
+
+
+def test_little_traffic_is_not_shown_as_none(caplog):
+    call("run", "codream", "--profile", "toy", "--clients", "3", "--device", "cpu", "--out", "run", "-q")
+    assert "codream will move 12.8 kB a round for each client, 1.3 times what fedavg would" in caplog.text
 
 
 def test_threads_are_left_as_they_were():

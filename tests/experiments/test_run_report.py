@@ -17,8 +17,8 @@ from fedgist.experiments import artifacts, report, runner
 from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
-from fedgist.experiments.progress import size
 from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
+from fedgist.words import size
 
 SMALL = {"rounds": 3, "clients": 4, "steps": 1, "model": "mlp:hidden=8", "device": "cpu"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -12,7 +12,7 @@ import typer
 
 from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, flag, note, speaking
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.experiments.progress import duration, size
+from fedgist.words import duration, size
 
 if TYPE_CHECKING:
     from fedgist.experiments.estimates import Estimates

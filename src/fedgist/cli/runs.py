@@ -40,7 +40,7 @@ from fedgist.cli.common import (
     speaking,
 )
 from fedgist.core.errors import FedgistError
-from fedgist.experiments.progress import size
+from fedgist.words import size
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig

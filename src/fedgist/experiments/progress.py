@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any, Protocol
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
+from fedgist.words import duration, size
 
 
 class Progress(Protocol):
@@ -100,21 +100,6 @@ def standing(row: dict[str, Any]) -> str:
     parts = [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}"]
     return ", ".join(parts + ["skipped"] * bool(row.get("skipped")))
-
-
-def size(count: float) -> str:
-    """A number of bytes for people: 1234567 is 1.23 MB."""
-    unit = 0
-    while count >= 999.5 and unit < len(UNITS) - 1:  # what three digits would show as 1000
-        count, unit = count / 1000, unit + 1
-    return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 75 is 1:15."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def choose(quiet: bool) -> Progress:

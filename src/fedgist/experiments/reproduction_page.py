@@ -9,8 +9,8 @@ from fedgist.experiments import presets, reproduction
 from fedgist.experiments.estimates import REFERENCE, cost_key
 from fedgist.experiments.folder import write_text
 from fedgist.experiments.presets import Cell, Preset
-from fedgist.experiments.progress import size
 from fedgist.experiments.reproduction import Found, Results, Verdict
+from fedgist.words import size
 
 HEAD = """\
 # Reproduction

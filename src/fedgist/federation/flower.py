@@ -17,10 +17,11 @@ from fedgist.engines import flower, policy
 from fedgist.engines.host import SiteHost
 from fedgist.engines.remote import Patience
 from fedgist.experiments import config as configs
-from fedgist.experiments.progress import Lines, size
+from fedgist.experiments.progress import Lines
 from fedgist.federation import hosting, runs
 from fedgist.federation.flower_app import App
 from fedgist.federation.kits import NAME
+from fedgist.words import size
 
 log = logging.getLogger("fedgist")
 

@@ -9,10 +9,10 @@ from typing import Any
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
-from fedgist.experiments.progress import duration
 from fedgist.federation.kits import NAME
 from fedgist.federation.runs import SIMULATED, check
 from fedgist.options import build, option, options
+from fedgist.words import duration
 
 SECONDS = 15.0
 """What an exchange costs on Flower, about: it starts a process at each site, which imports torch."""

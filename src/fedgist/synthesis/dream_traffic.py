@@ -6,6 +6,7 @@ from typing import Any
 
 from fedgist.models.model import Model
 from fedgist.synthesis.dream_spaces import FreeDreams, GeneratedDreams
+from fedgist.words import size
 
 log = logging.getLogger("fedgist")
 
@@ -26,6 +27,6 @@ def warn_of_traffic(config: Any, space: FreeDreams | GeneratedDreams, student: M
     ours, usual = dream_traffic(config, space, student, classes)
     if ours > usual:
         log.warning(
-            f"codream will move {ours / 1e6:,.1f} MB a round for each client, {ours / usual:,.1f} times what "
+            f"codream will move {size(ours)} a round for each client, {ours / usual:,.1f} times what "
             f"fedavg would with {student.name}; fewer exchanges, fewer dreams or bits=8 make it cheaper"
         )

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from fedgist.experiments.progress import size
 from fedgist.experiments.report.embedding import Plane
 from fedgist.experiments.report.runs import Group, Run, differing, mean_and_deviation
-from fedgist.experiments.report.words import percent
+from fedgist.words import percent, size
 
 COLOURS = 8
 MARKED = 20  # points of a curve that are marked

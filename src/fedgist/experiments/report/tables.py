@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.experiments.progress import size
 from fedgist.experiments.report.efficiency import Cost, best
 from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, mean_and_deviation
-from fedgist.experiments.report.words import percent, short, times
+from fedgist.words import percent, short, size, times
 
 FEW = 3  # names of fields that the summary has room for
 
