@@ -98,13 +98,13 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     assert [s.bytes_to for s in found] == [[300], [150, None], [None]]
     assert found[0].last == [0.8]
     assert found[0].best == [0.9]
-    assert [s.server_sees for s in found] == ["sums only", "each client's w", "nothing"]
+    assert [s.server_sees for s in found] == ["sums only", "each client's model", "nothing"]
 
 
 def test_peers_have_no_server_that_sees_anything(tmp_path: Path) -> None:
     peers = folder(tmp_path / "run", [0.5], {"Shown": [("w", False), ("p", True)]}, topology="ring")
     _, (found,) = comparison.standings([[peers]])
-    assert found.server_sees == "no server; neighbours see w"
+    assert found.server_sees == "no server; neighbours see model"
 
 
 def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,3 +131,14 @@ def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkey
 def test_a_method_named_twice_is_refused() -> None:
     with pytest.raises(FedgistError, match="named twice"):
         comparison.compare(["fedavg", "fedavg"], {}, None)
+
+
+def test_what_the_server_sees_is_said_in_words_not_in_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--dataset", "digits", "--clients", "3", "--profile", "toy", "--model", "mlp:hidden=8", "--device", "cpu"]
+    result = CliRunner().invoke(app, ["compare", "fedensemble", "fedgen", *tiny, "--out", "both", "--json"])
+    assert result.exit_code == 0, result.output
+    said = [run["server_sees"] for run in json.loads(result.stdout)["runs"]]
+    assert said[0] == "each client's model, weight in the mean"
+    assert said[1] == "each client's head, own counts, weight in the mean"
+    assert said[0] in (tmp_path / "both/report.html").read_text(encoding="utf-8").replace("&#39;", "'")

@@ -25,6 +25,8 @@ KNOWN = {
     "bytes_down",
     BETWEEN,
 }
+SYMBOLS = {"w": "model", "p": "weight in the mean", "x": "inputs"}
+"""Fields of messages that have the papers' letters for names, in words."""
 FEW = 3  # differing options that a label may name
 SHARE_OF_BEST = 0.95
 """The usual target: this share of the best last accuracy of all."""
@@ -122,8 +124,9 @@ class Run:
 
     @property
     def visible(self) -> list[str]:
-        """The fields that whoever asks sees of each client."""
-        return list(dict.fromkeys(one["field"] for one in self.seen if not one["additive"]))
+        """The fields that whoever asks sees of each client, in words."""
+        names = dict.fromkeys(one["field"] for one in self.seen if not one["additive"])
+        return [SYMBOLS.get(name, name.replace("_", " ")) for name in names]
 
     def server_sees(self, most: int | None = None) -> str:
         """What the server learns of a single client, in a few words that name so many fields; all without a number."""
