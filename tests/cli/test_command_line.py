@@ -420,6 +420,33 @@ def test_little_traffic_is_not_shown_as_none(caplog):
     assert "codream will move 12.8 kB a round for each client, 1.3 times what fedavg would" in caplog.text
 
 
+def test_clients_without_data_are_told_of_once(caplog):
+    extreme = ["--clients", "20", "--alpha", "0.001", "--out", "run", "-q"]
+    call("run", "fedavg", *TINY, *extreme)
+    held = json.loads(Path("run/partition.json").read_text())["clients"].values()
+    empty = sum(not sum(counts) for counts in held)
+    assert empty > 1
+    line = f"fedavg, digits, seed 0: {empty} of 20 clients hold no data, so that nothing is learned from them"
+    assert caplog.text.count(line) == 1
+    caplog.clear()
+    call(
+        "run", "centralized", *TINY, *extreme[:4], "--out", "run2", "-q"
+    )  # where all data is in one place, nobody is empty
+    call("run", "fedavg", *TINY, "--out", "run3", "-q")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "who"), [("fedavg", "the server"), ("independent", "3 of the clients")], ids=["server", "clients"]
+)
+def test_numbers_that_are_not_finite_are_told_of_once_and_change_nothing(method, who, caplog):
+    result = call("run", method, *TINY, "--set", "steps=3", "--set", "lr=1e30", "--out", "run", "--json")
+    line = f"{method}, digits, seed 0: what {who} learned up to round 1 is not finite (NaN or infinity)"
+    assert caplog.text.count(line) == caplog.text.count("finite") == 1
+    assert json.loads(result.stdout)["accuracy"] < 0.2
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_threads_are_left_as_they_were():
     before = torch.get_num_threads()
     call("run", "fedavg", *TINY, "--engine", "threaded", "--out", "run", "-q")

@@ -148,3 +148,10 @@ def test_digest_does_not_depend_on_the_order_of_keys() -> None:
     one, other = {"a": torch.ones(2), "b": [1, {"c": 2, "d": 3}]}, {"b": [1, {"d": 3, "c": 2}], "a": torch.ones(2)}
     assert tree.digest(one) == tree.digest(other)
     assert tree.digest(one) != tree.digest({"a": torch.ones(2), "b": [1, {"c": 3, "d": 2}]})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_finite_looks_at_every_tensor_of_real_numbers(bad: float) -> None:
+    good = {"w": torch.zeros(2), "n": torch.tensor(3), "none": None, "name": "x", "empty": {}}
+    assert tree.finite(good) and tree.finite({}) and tree.finite({"none": torch.zeros(0)})
+    assert not tree.finite({**good, "deep": [(torch.tensor([1.0, bad]),)]})

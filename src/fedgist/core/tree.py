@@ -112,6 +112,12 @@ def norm(tree: Tree) -> Tensor:
     return dot(tree, tree).sqrt()
 
 
+def finite(tree: Tree) -> bool:
+    """Whether no tensor in it holds a NaN or an infinity."""
+    floating = [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return not floating or bool(torch.stack([leaf.isfinite().all() for leaf in floating]).all())
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     return map(lambda *xs: torch.stack(xs), *trees)
 

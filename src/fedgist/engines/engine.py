@@ -64,6 +64,8 @@ class Engine(ABC):
         }
         self.rounds_done = 0
         self.states: dict[str, Tree] = {}
+        self.site_states: dict[str, Tree] = {}
+        """Of the sites that are in this process."""
 
     # What a runner uses
 
@@ -91,6 +93,11 @@ class Engine(ABC):
     @abstractmethod
     def digest(self) -> str:
         """A hash of where the learning stands: equal runs have equal ones."""
+
+    def diverged(self) -> list[str]:
+        """The nodes whose state, where it is here, holds a number that is not finite."""
+        held = [*self.states.items(), *self.site_states.items()]
+        return list(dict.fromkeys(node for node, state in held if not tree.finite(state)))
 
     # What engines use
 

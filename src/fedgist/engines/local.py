@@ -64,7 +64,6 @@ class LocalEngine(Engine):
         self.outage = offline if callable(offline) else self._random_outage(offline)
         self.delay = delay if callable(delay) else self._random_delay(delay)
         self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in self.reach}
-        self.site_states: dict[str, Tree] = {}
         self.under_way: dict[str, Tree] = {}
         self.working: dict[str, Tree] = {}
         self._begin("round", 1)

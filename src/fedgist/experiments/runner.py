@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import logging
 import os
 import platform
 import shlex
@@ -23,7 +24,7 @@ import fedgist
 from fedgist import engines, methods
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.core.federation import TooFewAnswers
+from fedgist.core.federation import SERVER, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method, who_sees_what
 from fedgist.core.rng import Rng
@@ -38,6 +39,8 @@ from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
+
+log = logging.getLogger("fedgist")
 
 LIBRARIES = ("numpy", "safetensors", "scikit-learn", "typer", "rich")
 
@@ -197,6 +200,7 @@ class _Run:
     ):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
+        self.title, self.sound = f"{config.method}, {config.dataset}, seed {config.seed}", True
         self.method = methods.find(config.method)(config.options, inputs.task)
         self.executor = executor = executor or engines.executor(config.engine, config.device, tf32=config.tf32)
         self.test = executor.place.put(inputs.test)
@@ -220,12 +224,12 @@ class _Run:
         """The folder, the ledger and the state as the last checkpoint left them; what stops the run is explained."""
         # Only now, when all that the user may have got wrong has been built, does the folder come to be.
         saved = None if self.folder is None else self._open(self.folder)
-        title = f"{self.config.method}, {self.config.dataset}, seed {self.config.seed}"
         with closing(self._ledger(saved)) as self.engine.ledger:
             if saved is not None:
                 self.engine.restore(saved["engine"])
                 self._picked().update(json.loads(saved["picked"]))
-            self.progress.start(title, self.engine.rounds_done, self.config.rounds)
+            self._warn_of_empty_clients()
+            self.progress.start(self.title, self.engine.rounds_done, self.config.rounds)
             try:
                 yield
             except KeyboardInterrupt:
@@ -247,6 +251,7 @@ class _Run:
         row |= {"missing": dict(report.missing)} if report.missing else {}
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
+            self._warn_of_divergence()
         totals = self.engine.ledger.totals()
         row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
         self.rows.append(row)
@@ -262,6 +267,25 @@ class _Run:
             return self.engine.evaluate(self.test)
         except TooFewAnswers as missing:  # models that clients hold cannot be judged while the clients are away
             return {"unevaluated": str(missing)}
+
+    def _warn_of_empty_clients(self) -> None:
+        clients = self.inputs.sites.values()
+        if empty := sum(client.n == 0 for client in clients):
+            log.warning(
+                f"{self.title}: {empty} of {len(clients)} clients hold no data, so that nothing is learned from them; "
+                "if that is not meant, choose fewer clients or another partition"
+            )
+
+    def _warn_of_divergence(self) -> None:
+        """Once: the accuracy alone would look like that of a model that guesses."""
+        if self.sound and (diverged := self.engine.diverged()):
+            self.sound = False
+            clients, done = len(set(diverged) - {SERVER}), self.engine.rounds_done
+            holders = ["the server"] * (SERVER in diverged) + [f"{clients} of the clients"] * (clients > 0)
+            log.warning(
+                f"{self.title}: what {' and '.join(holders)} learned up to round {done} is not finite (NaN or "
+                "infinity), so that no result from here on means anything; a smaller lr helps most often"
+            )
 
     def _checkpoint(self, folder: RunFolder) -> None:
         """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
