@@ -1,6 +1,7 @@
 """The command line, as a user meets it: what it prints where, what it writes, and how it ends."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -445,6 +446,18 @@ def test_numbers_that_are_not_finite_are_told_of_once_and_change_nothing(method,
     assert caplog.text.count(line) == caplog.text.count("finite") == 1
     assert json.loads(result.stdout)["accuracy"] < 0.2
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_metrics_that_are_not_numbers_leave_files_that_can_be_read(caplog):
+    """Neither JSON nor a browser knows NaN: one would leave the report without the charts after it."""
+    call("run", "tofu", "--profile", "toy", *TINY, "--set", "lr=1e30", "--out", "run", "-q")
+    assert "is not finite" in caplog.text
+    assert json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["cosine_up"] is None
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    charts = re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert charts
+    for chart in charts:
+        json.loads(chart, parse_constant=pytest.fail)
 
 
 def test_threads_are_left_as_they_were():

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -264,9 +265,11 @@ class _Run:
 
     def _evaluate(self) -> dict[str, Any]:
         try:
-            return self.engine.evaluate(self.test)
+            found = self.engine.evaluate(self.test)
         except TooFewAnswers as missing:  # models that clients hold cannot be judged while the clients are away
             return {"unevaluated": str(missing)}
+        # JSON has no NaN: a row with one could not be read by others, nor drawn by a browser.
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
     def _warn_of_empty_clients(self) -> None:
         clients = self.inputs.sites.values()
