@@ -10,6 +10,7 @@ and what is allowed.
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Options = TypeVar("Options")
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+LARGEST = {int: 2**63 - 1, float: 3.4e38}  # what int64 and float32, in which all is computed, can hold
 
 
 def option(
@@ -107,6 +109,8 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     converted = _convert_scalar(value, kind)
     if converted is None:
         raise FedgistError(f"{name} must be {KINDS[kind]}, not {value!r}")
+    if kind in LARGEST and abs(converted) > LARGEST[kind]:
+        raise FedgistError(f"{name} must be {KINDS[kind]} of at most {LARGEST[kind]:.2g} in size, not {value}")
     return converted
 
 
@@ -136,6 +140,8 @@ def _convert_scalar(value: Any, kind: type) -> Any:
         return None
     try:
         number = kind(value)
+    except OverflowError:  # a whole number beyond all real ones
+        return math.inf
     except ValueError:
         return None
     return None if number != number else number

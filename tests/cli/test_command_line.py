@@ -165,6 +165,21 @@ def test_several_runs_go_on_with_the_command_that_began_them():
     assert result.stderr == "fedgist: both holds the runs of a larger command: give that, with --resume --out both\n"
 
 
+@pytest.mark.parametrize(
+    ("method", "setting", "line"),
+    [
+        ("fedavg", "lr=inf", "lr must be a number of at most 3.4e+38 in size, not inf"),
+        ("fedavg", "weight_decay=1e308", "weight_decay must be a number of at most 3.4e+38 in size, not 1e308"),
+        ("fedadam", "tau=1e30", "tau must be at most 1e+18, not 1e+30"),
+        ("fedyogi", "tau=1e-300", "tau must be at least 1e-30, not 1e-300"),
+        ("fedavg", "batch=1000000000000000", "this machine's memory is full: make batches, models or data smaller"),
+    ],
+)
+def test_numbers_that_nothing_can_compute_with_are_no_defect(method, setting, line):
+    """Beyond float32 torch raises, an infinity gives NaN, and so does a τ that rounds to 0."""
+    assert call("run", method, *TINY, "--set", setting, "-q", code=2).stderr == f"fedgist: {line}\n"
+
+
 def test_a_disk_that_cannot_be_written_is_no_defect():
     """A file stands where a folder has to be; a folder without the right to write says it the same way."""
     Path("taken").write_text("")

@@ -70,6 +70,8 @@ def speaking(debug: bool) -> Iterator[None]:
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, by its name: help must not wait for torch
             fail("the GPU's memory is full: make batches smaller, or choose --device cpu", 2, debug)
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's, and torch's of a CPU
+            fail("this machine's memory is full: make batches, models or data smaller", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
 

@@ -81,8 +81,10 @@ class AdaptiveOptions(GlobalModelOptions):
 
     server_lr: float = option(0.01, "Learning rate η of the server.", above=0)
     beta1: float = option(0.9, "Decay β₁ of the server's first moment.", low=0, high=0.9999)
-    beta2: float = option(0.99, "Decay β₂ of the server's second moment.", low=0, high=0.9999)
-    tau: float = option(1e-3, "Adaptivity τ: the larger, the nearer to plain averaging of updates.", above=0)
+    beta2: float = option(0.99, "Decay β₂ of the server's second moment; fedadagrad has none.", low=0, high=0.9999)
+    tau: float = option(  # its square is within float32, and it is not rounded to 0
+        1e-3, "Adaptivity τ: the larger, the nearer to plain averaging of updates.", low=1e-30, high=1e18
+    )
 
 
 def profiles(paper: float, small: float) -> dict[str, dict[str, Any]]:
