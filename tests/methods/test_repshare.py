@@ -262,6 +262,19 @@ def test_clients_choose_whom_they_listen_to() -> None:
     assert tree.digest(weights(listens_to_all)["0"]) != digests[0]["0"]
 
 
+def test_who_receives_nothing_learns_alone() -> None:
+    """Without observations there are no means of them either, to which features could be drawn."""
+    alone = play(build(lambda_kd=0, lambda_disc=0), 3)
+    for settings in ({"means": "received"}, {"peers": ("1", "2")}):
+        engine = play(build(m_down=0, **settings), 3)
+        assert tree.digest(weights(engine)) == tree.digest(weights(alone))
+
+
+def test_who_listens_to_all_by_name_still_does_not_hear_itself() -> None:
+    named = play(build(peers=("0", "1", "2", "3")), 3)
+    assert tree.digest(weights(named)) == tree.digest(weights(play(build(means="received"), 3)))
+
+
 @pytest.mark.parametrize(("choices", "said"), [
     ("7:share=0.5", "unknown client '7'"),
     ("1:peers=2+9", "unknown client '9'"),
@@ -269,6 +282,7 @@ def test_clients_choose_whom_they_listen_to() -> None:
     ("1:shares=1", "did you mean 'share'"),
     ("1:classes=12", "the last one is 9"),
     ("1", "client:key=value"),
+    ("1:share=0.5,2:share=1,1:lambda_kd=0", "choices has client 1 twice"),
 ])  # fmt: skip
 def test_wrong_choices_are_explained(choices: str, said: str) -> None:
     with pytest.raises(FedgistError, match=said):

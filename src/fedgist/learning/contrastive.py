@@ -95,12 +95,12 @@ def chosen(y: Tensor, keys: Tensor, sizes: Tensor) -> Tensor:
 
 
 def draw(values: Tensor, there: Tensor, keys: Tensor, many: int) -> tuple[Tensor, Tensor]:
-    """`many` random rows of `values` [P, C, d'] for each class, and for which classes there is any [C].
+    """`many` random rows of `values` [P, C, d'] for each class, and for which classes any were drawn [C].
 
     Rows are taken in the order of `keys` [P, C], and again from the first where fewer than `many` are `there` [P, C].
     """
     available = there.sum(0)
     order = (keys + 2 * ~there).argsort(0)
     rows = order.gather(0, torch.arange(many)[:, None] % available.clamp_min(1)).to(values.device)
-    observed = (available > 0).to(values.device)
+    observed = (available.clamp_max(many) > 0).to(values.device)
     return values[rows, torch.arange(len(available), device=values.device)] * observed[:, None], observed

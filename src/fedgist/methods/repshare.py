@@ -115,7 +115,11 @@ class RepresentationSharing(OwnModel):
             raise FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
         everybody = {name: getattr(config, name) for name in options(Choices)}
         self.everybody = Choices(**everybody)
-        self.single = {id: build(Choices, {**everybody, **own}) for id, own in map(_parse, config.choices)}
+        self.single: dict[str, Choices] = {}
+        for id, own in map(_parse, config.choices):
+            if id in self.single:
+                raise FedgistError(f"choices has client {id} twice: join its choices, as in {id}:lambda_kd=0:share=0.5")
+            self.single[id] = build(Choices, {**everybody, **own})
         for choices in (self.everybody, *self.single.values()):
             if choices.classes and max(choices.classes) >= task.classes:
                 raise FedgistError(f"classes: {max(choices.classes)} is no class, the last one is {task.classes - 1}")
@@ -178,7 +182,7 @@ class RepresentationSharing(OwnModel):
     def listens(self, id: str, peer: str) -> bool:
         """Whether a client wants the observations of another, or of itself."""
         wanted = self.choices_of(id).peers
-        return peer in wanted if wanted else peer != id or not self.config.exclude_self
+        return (not wanted or peer in wanted) and (peer != id or not self.config.exclude_self)
 
     # A client
 
