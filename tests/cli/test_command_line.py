@@ -136,6 +136,18 @@ def test_recorded_messages_are_kept():
             ["run", "fedavg", "--set", "active=20"],
             "20 active clients a round are more than the 10 clients that there are",
         ),
+        (
+            ["run", "codream", "--set", "offload=true", "--set", "collaborate=false"],
+            "offload needs collaborate=true: who dreams alone shows its dreams, not its model",
+        ),
+        (
+            ["run", "codream", "--set", "layer=classifier", "--set", "learners=server"],
+            "learners=server has nobody learn with layer, where there is no student: set it to all",
+        ),
+        (
+            ["run", "tofu", "--set", "architectures=mlp,mlp:features=tanh"],
+            "tofu needs one model for all: a gradient means the same only at the same weights",
+        ),
         (["run", "fedavg", "--set", "lr"], "--set wants key=value, not 'lr'"),
         (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
         (["run", "fedavg", "--profile", "papr"], "unknown profile of fedavg 'papr'; did you mean 'paper'?"),

@@ -148,6 +148,10 @@ class CoDream(Taught):
             raise FedgistError("adaptive needs dream_optimiser=distadam, collaborate=true and no layer")
         if config.generator and not (together and config.bits > 8):
             raise FedgistError("generator needs collaborate=true and bits=16 or more")
+        if config.offload and not config.collaborate:
+            raise FedgistError("offload needs collaborate=true: who dreams alone shows its dreams, not its model")
+        if config.layer and config.learners == "server":
+            raise FedgistError("learners=server has nobody learn with layer, where there is no student: set it to all")
         # A client answers nothing that its configuration does not need: together, only sums ever leave it.
         needless = {DreamAlone: config.collaborate, ShowModel: not config.offload}
         vars(self)["handlers"] = {request: h for request, h in self.handlers.items() if not needless.get(request)}

@@ -138,7 +138,7 @@ class TOFU(Method):
     def __init__(self, config: Any, task: Task, encoder: Encoder | None = None):
         """`encoder` replaces the one that the options describe."""
         super().__init__(config, task)
-        if any(model.shapes != self.model.shapes for model in task.models.values()):
+        if any(model != self.model for model in task.models.values()):
             raise FedgistError("tofu needs one model for all: a gradient means the same only at the same weights")
         pixels = PIXELS[config.pixels]
         self.encoder = encoder or Encoder(self.model, config.prior, config.labels, config.objective, pixels)
