@@ -148,6 +148,14 @@ def test_recorded_messages_are_kept():
             ["run", "tofu", "--set", "architectures=mlp,mlp:features=tanh"],
             "tofu needs one model for all: a gradient means the same only at the same weights",
         ),
+        (
+            ["run", "fedavg", "--set", "active=2.5"],
+            "active must be a whole number of clients, or a fraction below 1, not 2.",
+        ),
+        (
+            ["run", "fedavg", "--set", "architectures=mlp:hidden=9,mlp"],
+            "fedavg averages weights: mlp:hidden=9 and mlp have different ones",
+        ),
         (["run", "fedavg", "--set", "lr"], "--set wants key=value, not 'lr'"),
         (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
         (["run", "fedavg", "--profile", "papr"], "unknown profile of fedavg 'papr'; did you mean 'paper'?"),

@@ -212,6 +212,8 @@ def check(config: RunConfig) -> None:
         raise FedgistError(
             f"{active:g} active clients a round are more than the {config.clients} clients that there are"
         )
+    if active is not None and active > 1 and active != int(active):
+        raise FedgistError(f"active must be a whole number of clients, or a fraction below 1, not {active:g}")
     for spec in (config.model, *config.architectures):
         model_spec(spec)
     if config.proxy is not None:

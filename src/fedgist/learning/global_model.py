@@ -68,12 +68,10 @@ class GlobalModel(Method):
 
     def __init__(self, config: Any, task: Task):
         super().__init__(config, task)
-        for model in task.models.values():
+        for name, model in task.models.items():
             if not self.prototypes and self._template(model) != self._template(self.model):
                 what = "weights" if config.share == "all" else "heads"
-                raise FedgistError(
-                    f"{self.name} averages {what}: {model.name} and {self.model.name} have different ones"
-                )
+                raise FedgistError(f"{self.name} averages {what}: {name} and {task.model} have different ones")
 
     def model_of(self, me: Site) -> Model:
         """A client's architecture: the server's, unless only the head travels."""
