@@ -150,6 +150,12 @@ def test_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert tree.digest(one) != tree.digest({"a": torch.ones(2), "b": [1, {"c": 3, "d": 2}]})
 
 
+def test_what_is_loaded_lies_where_torch_puts_tensors(tmp_path: Path) -> None:
+    """At multiples of 64 bytes: the last bit of a product depends on it, and with it whether a run resumes exactly."""
+    tree.save([torch.ones(size) for size in (1, 3, 5, 7, 64)], tmp_path / "t")
+    assert [tensor.data_ptr() % 64 for tensor in tree.load(tmp_path / "t")] == [0] * 5
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_finite_looks_at_every_tensor_of_real_numbers(bad: float) -> None:
     good = {"w": torch.zeros(2), "n": torch.tensor(3), "none": None, "name": "x", "empty": {}}

@@ -144,6 +144,18 @@ def test_a_run_killed_anywhere_resumes_to_the_same(owner, name, call, after, uni
     assert contents(tmp_path / "run") == uninterrupted
 
 
+def test_a_method_that_rounds_by_where_tensors_lie_resumes_to_the_same(tmp_path, monkeypatch):
+    """Products of one image (TOFU here) do; a checkpoint's tensors lie anywhere in its file."""
+    config = config_of("tofu", images=1, iterations=3)
+    runner.run(config, tmp_path / "whole")
+    killed_at(monkeypatch, LocalEngine, "run_round", 2, after=True)
+    with pytest.raises(Killed):
+        runner.run(config, tmp_path / "run")
+    monkeypatch.undo()
+    runner.run(config, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
 def test_checkpoints_every_so_many_rounds_resume_to_the_same(uninterrupted, tmp_path, monkeypatch):
     config = config_of(offline=0.2, record="all", checkpoint_every=2)
     with pytest.MonkeyPatch.context() as patch:

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,17 @@ def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
     assert {state["version"] for state in engine.site_states.values()} != {0}
     for before, after in pairwise(versions):
         assert tree.digest(before) != tree.digest(after)
+
+
+def test_images_of_odd_sizes_keep_everybody_in_step() -> None:
+    """Of several updates in a message only the first lies where torch would put it, and products round by that."""
+    data = {id: replace(client, x=client.x[..., :5, :5]) for id, client in clients().items()}
+    net = models.build("mlp", (1, 5, 5), CLASSES, hidden=(33,))
+    tofu = methods.find("tofu")
+    task = Task((1, 5, 5), CLASSES, (0.0,), (1.0,), {"mlp": net}, "mlp")
+    built = tofu(build(tofu.Config, {**QUICK, "images": 3}), task)
+    engine = LocalEngine(built, data, seed=0, executor=executor("sequential"), offline=0.5)
+    assert len(watch(engine, 8)) > 5
 
 
 def test_clients_decode_one_by_one_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,5 +300,5 @@ def passed(switch: int | None, round: int) -> bool:
 
 
 def part_of(msg: Any, i: int = 0) -> Sent:
-    """One of the encoded updates in a message."""
-    return {name: getattr(msg, name)[i] for name in ("images", "ends", "labels", "weights", "scales")}
+    """One of the encoded updates in a message; copies, as where a tensor lies can change the last bit of a product."""
+    return {name: getattr(msg, name)[i].clone() for name in ("images", "ends", "labels", "weights", "scales")}
