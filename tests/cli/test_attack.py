@@ -123,6 +123,8 @@ def test_without_pillow_there_is_no_picture(monkeypatch):
         (["run", "--view", "all"], "--view must be steps or gradient, not 'all'"),
         (["run", "--iterations", "0"], "--iterations must be at least 1, not 0"),
         (["run", "--tv", "-1"], "--lr must be above 0, and --tv not below it"),
+        (["run", "--lr", "nan"], "--lr must be above 0, and --tv not below it, not nan and 0.03"),
+        (["run", "--tv", "inf"], "--lr must be above 0, and --tv not below it, not 0.1 and inf"),
         (["bare"], "bare has no transcript; run again with --record all"),
         (["other"], "inversion knows the updates of fedavg and tofu, not of independent"),
         (["."], ". holds 4 runs; name one, such as bare"),
@@ -154,3 +156,50 @@ def test_other_data_than_in_the_run_is_refused():
     path.write_text(path.read_text().replace("partition_seed", "# partition_seed").replace("\nseed = 0", "\nseed = 1"))
     line = call("attack", "inversion", "run", code=2).stderr
     assert line.startswith("fedgist: the data set digits is another than when run was run")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ["schedule=cosine", "horizon=1"],
+            "in round 2 clients train at a rate of 0: there is nothing to find; name an",
+        ),
+        (["lr=1e30", "steps=3"], "the update of round 2 is not finite (NaN or infinity): name an earlier round"),
+    ],
+)
+def test_an_update_that_says_nothing_is_explained(options, line):
+    record("fedavg", *(part for one in options for part in ("--set", one)))
+    result = call("attack", "inversion", "run", *QUICK, "--round", "2", code=2)
+    assert result.stderr.startswith(f"fedgist: {line}")
+
+
+@pytest.mark.parametrize(
+    ("options", "good", "bad", "line"),
+    [
+        (
+            ["common_start=false"],
+            2,
+            1,
+            "with common_start=false a client's first round, 1, begins at weights of its own",
+        ),
+        (
+            ["keep_momentum=true", "momentum=0.9"],
+            1,
+            2,
+            "with keep_momentum=true an update depends on all rounds before",
+        ),
+        (
+            ["keep_momentum=true", "optimiser=adam"],
+            1,
+            2,
+            "with keep_momentum=true an update depends on all rounds before",
+        ),
+    ],
+    ids=str,
+)
+def test_what_came_before_a_round_cannot_be_rebuilt_from_it(options, good, bad, line):
+    """The judge would take another update for the client's own, and find that nothing leaks."""
+    record("fedavg", "--set", "steps=2", *(part for one in options for part in ("--set", one)))
+    assert attack("--round", good)["cosine_seen"] == pytest.approx(1, abs=1e-4)
+    assert call("attack", "inversion", "run", "--round", bad, code=2).stderr.startswith(f"fedgist: {line}")

@@ -1,6 +1,7 @@
 """Commands that attack what a run sent, to show what it gives away: attack inversion."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,8 +60,8 @@ def inversion(
         for name, number, least in (("round", round, 1), ("iterations", iterations, 1), ("restarts", restarts, 1)):
             if number < least:
                 raise FedgistError(f"--{name} must be at least {least}, not {number}")
-        if lr <= 0 or tv < 0:
-            raise FedgistError("--lr must be above 0, and --tv not below it")
+        if not (0 < lr < math.inf and 0 <= tv < math.inf):
+            raise FedgistError(f"--lr must be above 0, and --tv not below it, not {lr:g} and {tv:g}")
         folders = run_folders(run)
         if len(folders) > 1:
             raise FedgistError(f"{run} holds {len(folders)} runs; name one, such as {folders[0].path}")

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fedgist import methods
+from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
@@ -57,9 +59,17 @@ def invert(
     if client not in inputs.sites:
         raise unknown("client", client, inputs.sites)
     method = methods.find(config.method)(config.options, inputs.task)
-    seen = update_of(Transcript(folder.transcript, method), client, round)
+    transcript = Transcript(folder.transcript, method)
+    seen = update_of(transcript, client, round)
+    _check_plain(config.options, round, transcript.between(client, SERVER)[0].round)
     data, rng = inputs.sites[client], Rng(seed)("inversion", client, round)
     learner, lr = trainer(config.options, method.model), config.options.lr_at(round)
+    if lr == 0:
+        raise FedgistError(
+            f"in round {round} clients train at a rate of 0: there is nothing to find; name an earlier one"
+        )
+    if not tree.finite([seen.before, seen.update]):
+        raise FedgistError(f"the update of round {round} is not finite (NaN or infinity): name an earlier round")
 
     # What the attacker does: its plan has as many images as the client's, in an order of its own.
     stand_in = dataclasses.replace(data, x=torch.zeros_like(data.x), y=torch.zeros_like(data.y))
@@ -100,6 +110,18 @@ def invert(
         "similarity": {name: _summary(one) for name, one in matches.items()},
     }
     return Finding(report, true, found[matches["recovered"].image], proxy)
+
+
+def _check_plain(options: Any, round: int, first: int) -> None:
+    """Refuses updates that are not those of a round's training from the weights that came down."""
+    if round == first and not getattr(options, "common_start", True):
+        raise FedgistError(
+            f"with common_start=false a client's first round, {first}, begins at weights of its own: name a later round"
+        )
+    if round != first and options.keep_momentum and (options.momentum or options.optimiser == "adam"):
+        raise FedgistError(
+            f"with keep_momentum=true an update depends on all rounds before it: attack the client's first, {first}"
+        )
 
 
 def write(finding: Finding, folder: RunFolder) -> list[Path]:
