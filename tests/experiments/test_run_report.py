@@ -168,6 +168,18 @@ def test_who_sends_nothing_is_a_line_across_the_logarithmic_scale(comparison):
     assert across["y"] == [groups[1].curve[-1][2]] * 2
 
 
+def test_rounds_in_which_nobody_was_there_have_no_place_on_the_logarithmic_scale(tmp_path):
+    """A line across would begin at 0, which has no logarithm, and not be drawn."""
+    for method, offline in (("fedavg", 0.8), ("independent", 0)):
+        away_often = {**SMALL, "method": method, "offline": offline, "clients": 2, "rounds": 8, "seed": 1}
+        runner.run(configs.resolve(away_often), tmp_path / method)
+    groups = groups_of(tmp_path)
+    assert groups[0].curve[0][1] == 0
+    across, away = sorted(figures.accuracy_by_bytes(groups).data, key=lambda trace: len(trace["x"]))
+    assert 0 < len(away["x"]) == len(away["y"]) == len(away["text"]) < 8
+    assert min(across["x"]) == min(away["x"]) > 0
+
+
 def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, tmp_path):
     """Means over the seeds that get there, with how many these are where it is not all."""
     groups = groups_of(comparison)

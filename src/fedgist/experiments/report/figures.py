@@ -20,6 +20,8 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle
 DASHES = ("solid", "dot", "dash", "dashdot")
 
 Spec = dict[str, Any]
+Curve = Sequence[tuple[int, float, float, float]]
+"""(round, bytes, accuracy, standard deviation), as of `Group.curve`."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +61,25 @@ def accuracy_by_rounds(groups: Sequence[Group]) -> Figure:
     for i, group in enumerate(groups):
         curve = group.curve
         data += _band(i, group.label, [r for r, *_ in curve], [(mean, std) for *_, mean, std in curve])
-        data.append(_accuracy(i, group, [r for r, *_ in curve], [f"round {r}" for r, *_ in curve]))
+        data.append(_accuracy(i, group, curve, [r for r, *_ in curve], [f"round {r}" for r, *_ in curve]))
     layout = {"xaxis": _rounds_axis(data), "yaxis": _accuracy_axis()}
     return Figure("by-rounds", "Accuracy against rounds", _said(groups, "round"), data, layout, _band_note(groups))
 
 
 def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
-    """On a logarithmic scale; who sends nothing has no place on it and is a line across, at the last accuracy."""
+    """On a logarithmic scale; who sends nothing has no place on it and is a line across, at the last accuracy.
+
+    Nor has a round before which nothing was sent, because all clients were away.
+    """
     data: list[Spec] = []
-    sent = [b for group in groups if group.first.sends for _, b, _, _ in group.curve]
+    sent = [b for group in groups if group.first.sends for _, b, _, _ in group.curve if b]
     for i, group in enumerate(groups):
         curve = group.curve
         if group.first.sends:
+            curve = [point for point in curve if point[1]]
             x = [b for _, b, _, _ in curve]
             data += _band(i, group.label, x, [(mean, std) for *_, mean, std in curve])
-            data.append(_accuracy(i, group, x, [f"{size(b)}, round {r}" for r, b, *_ in curve]))
+            data.append(_accuracy(i, group, curve, x, [f"{size(b)}, round {r}" for r, b, *_ in curve]))
         elif sent and curve:
             last = curve[-1][2]
             across = {
@@ -91,8 +97,7 @@ def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
     return Figure("by-bytes", "Accuracy against bytes", _said(groups, "bytes"), data, layout, _band_note(groups))
 
 
-def _accuracy(i: int, group: Group, x: Sequence[float], where: Sequence[str]) -> Spec:
-    curve = group.curve
+def _accuracy(i: int, group: Group, curve: Curve, x: Sequence[float], where: Sequence[str]) -> Spec:
     said = [percent(mean) + (f" ± {100 * std:.2f}" if _has_band(group) else "") for *_, mean, std in curve]
     return {
         "type": "scatter",
