@@ -122,6 +122,11 @@ def test_recorded_messages_are_kept():
         (["run", "fedavg", "--dataset", "femnist"], "data set 'femnist' needs train/*.json and test/*.json, or"),
         (["run", "fedavg", "--dataset", "own"], "unknown dataset 'own'"),
         (["run", "fedavg", "--model", "lenet"], "unknown model 'lenet'; did you mean 'lenet5'?"),
+        (["run", "fedavg", "--model", "mlp:hidden=8:hidden=9"], "model 'mlp:hidden=8:hidden=9' has an option twice"),
+        (
+            ["run", "fedavg", "--set", "discrepancy=blur:sigma=1e30"],
+            "sigma of discrepancy blur must be a number between 0 and 100, not '1e30'",
+        ),
         (["run", "fedavg", "--partition", "idd"], "unknown partition 'idd'; did you mean 'iid'?"),
         (
             ["run", "fedavg", "--engine", "gpu"],

@@ -111,6 +111,11 @@ KINDS: dict[str, Callable[..., list[View]]] = {
     "contrast": contrast,
     "labels": labels,
 }
+MOST = {
+    "sigma": 100,
+    "least": 1,
+    "share": 1,
+}  # options by name; wider than any image, a blur would only fill the memory
 
 
 def _derangement(classes: int, rng: Rng) -> Tensor:
@@ -139,8 +144,8 @@ def _number(kind: str, name: str, value: str) -> float:
         number = float(value)
     except ValueError:
         number = math.nan
-    most = 1.0 if name in ("least", "share") else math.inf
+    most = MOST.get(name, math.inf)
     if not (math.isfinite(number) and 0 <= number <= most):
-        limit = "between 0 and 1" if most == 1 else "of at least 0"
+        limit = f"between 0 and {most}" if name in MOST else "of at least 0"
         raise FedgistError(f"{name} of discrepancy {kind} must be a number {limit}, not {value!r}")
     return number

@@ -258,7 +258,10 @@ def model_spec(text: str) -> tuple[str, dict[str, Any]]:
     for pair in pairs:
         if "=" not in pair:
             raise FedgistError(f"a model's options are written name:key=value:key=value, not {text!r}")
-    return name, {key: _value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    given = {key: _value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
+    if len(given) < len(pairs):
+        raise FedgistError(f"model {text!r} has an option twice: leave out one of the two")
+    return name, given
 
 
 def _value(text: str) -> Any:
