@@ -1,8 +1,10 @@
 """The report: its numbers are those of the folders, and nothing in a folder can become part of the page."""
 
 import csv
+import dataclasses
 import itertools
 import json
+import math
 import re
 import statistics
 import sys
@@ -178,6 +180,12 @@ def test_rounds_in_which_nobody_was_there_have_no_place_on_the_logarithmic_scale
     across, away = sorted(figures.accuracy_by_bytes(groups).data, key=lambda trace: len(trace["x"]))
     assert 0 < len(away["x"]) == len(away["y"]) == len(away["text"]) < 8
     assert min(across["x"]) == min(away["x"]) > 0
+
+
+def test_rows_with_a_nan_as_runs_once_wrote_them_leave_a_gap(single):
+    run = runs.read(single)
+    rows = [{**row, "cosine_up": value} for row, value in zip(run.rows, (0.5, math.nan, math.inf), strict=True)]
+    assert dataclasses.replace(run, rows=rows).further() == {"cosine_up": {1: 0.5}}
 
 
 def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, tmp_path):

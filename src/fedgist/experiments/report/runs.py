@@ -1,6 +1,7 @@
 """What the folders of runs say, and which of them are seeds of the same thing."""
 
 import csv
+import math
 import os
 import statistics
 from collections import defaultdict
@@ -147,11 +148,11 @@ class Run:
         return None if row is None else (row["round"], row["bytes_up"] + row["bytes_down"])
 
     def further(self) -> dict[str, dict[int, float]]:
-        """Name -> round -> value, for all numbers in the rows besides those that every run has."""
+        """Name -> round -> value, for all finite numbers in the rows besides those that every run has."""
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for row in self.rows:
             for name, value in row.items():
-                if name not in KNOWN and isinstance(value, (int, float)):
+                if name not in KNOWN and isinstance(value, (int, float)) and math.isfinite(value):
                     found[name][row["round"]] = float(value)
         return dict(found)
 
