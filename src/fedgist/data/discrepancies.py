@@ -111,11 +111,7 @@ KINDS: dict[str, Callable[..., list[View]]] = {
     "contrast": contrast,
     "labels": labels,
 }
-MOST = {
-    "sigma": 100,
-    "least": 1,
-    "share": 1,
-}  # options by name; wider than any image, a blur would only fill the memory
+MOST = {"least": 1, "share": 1, "sigma": 100}  # a blur wider than any image would only fill the memory
 
 
 def _derangement(classes: int, rng: Rng) -> Tensor:
