@@ -17,6 +17,7 @@ Deviations from the paper, which leaves much to a supplement that is not public 
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,13 +145,16 @@ class TOFU(Method):
         self.encoder = encoder or Encoder(self.model, config.prior, config.labels, config.objective, pixels)
         model = self.model
         self.statistics = sum(math.prod(model.shapes[name]) for name in model.buffers)
-        sizes = [self.encoder.payload(count) + 4 * self.statistics for count in range(config.images + 1)]
-        size, whole = sizes[-1], 4 * (model.size + self.statistics)
+        size, whole = self._bytes(config.images), 4 * (model.size + self.statistics)
         self.worth_catching_up = max(1, whole // size)
         if size > whole:
-            fitting = sum(smaller <= whole for smaller in sizes) - 1
-            line = "tofu: an encoded update has %d bytes, the weights only %d; %d images would be smaller"
-            log.warning(line, size, whole, fitting)
+            fitting = bisect_right(range(1, config.images), whole, key=self._bytes)
+            fewer = f"{fitting} image{'s' * (fitting > 1)}" if fitting else "not even one image"
+            log.warning(f"tofu: an encoded update has {size} bytes, the weights only {whole}; {fewer} would be smaller")
+
+    def _bytes(self, images: int) -> int:
+        """Of an update that is encoded in so many images."""
+        return self.encoder.payload(images) + 4 * self.statistics
 
     def bounds(self, model: str) -> Bounds:
         channels, height, width = self.encoder.shape
