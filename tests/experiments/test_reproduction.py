@@ -251,6 +251,21 @@ def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.Mo
     assert count.seconds == pytest.approx(1500 * 0.01)
 
 
+def test_a_machine_is_judged_by_one_core_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's clock would count all cores, and a machine with many would be taken for a slow one."""
+    import torch
+
+    used = []
+    monkeypatch.setattr(counting, "_rounds", lambda *_: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        counting.calibration()
+        assert (used, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_machine_guesses_from_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedgist.experiments.config import resolve
 

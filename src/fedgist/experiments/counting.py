@@ -9,8 +9,8 @@ clock, whatever else the machine does; to be divided by the cores at work. A GPU
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -168,17 +168,24 @@ def estimate(config: RunConfig, timed: Timed | None = None) -> float | None:
     """Seconds of one core for one run, or None where the data set is not known here; `timed` is what was before."""
     if config.dataset not in SHAPES:
         return None
-    counting, config, threads = Counting(timed), dataclasses.replace(config, device="cpu"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    log = logging.getLogger("fedgist")
-    level = log.level
-    log.setLevel(logging.ERROR)  # what a run warns of is not true of its shortened forms
-    try:
+    counting, config = Counting(timed), dataclasses.replace(config, device="cpu")
+    with _one_core():
         if not hasattr(config.options, "exchanges"):
             return _seconds(config, counting)
         few, more = 2, 6
         low, high = (_seconds(_with(config, exchanges=n), counting) for n in (few, more))
         return low + max(0.0, high - low) / (more - few) * (config.options.exchanges - few)
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """The process's clock counts every core, those too that only wait for the others."""
+    threads, log = torch.get_num_threads(), logging.getLogger("fedgist")
+    level = log.level
+    torch.set_num_threads(1)
+    log.setLevel(logging.ERROR)  # what a run warns of is not true of its shortened forms
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
         log.setLevel(level)
@@ -245,7 +252,8 @@ def _with(config: RunConfig, **changes: Any) -> RunConfig:
 def calibration() -> float:
     """Seconds of one core for some training steps of two nets: how fast this machine is."""
     counting = Counting()
-    for model in ("lenet5", "convnet:width=32"):
-        layer = {"method": "fedavg", "dataset": "mnist5k", "model": model, "clients": 2, "steps": 100, "rounds": 1}
-        _rounds(configs.resolve(layer, {"device": "cpu"}), counting)
+    with _one_core():
+        for model in ("lenet5", "convnet:width=32"):
+            layer = {"method": "fedavg", "dataset": "mnist5k", "model": model, "clients": 2, "steps": 100, "rounds": 1}
+            _rounds(configs.resolve(layer, {"device": "cpu"}), counting)
     return counting.seconds
