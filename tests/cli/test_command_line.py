@@ -1,7 +1,6 @@
 """The command line, as a user meets it: what it prints where, what it writes, and how it ends."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedgist
-from fedgist import methods, words
+from fedgist import methods
 from fedgist.cli import app
 from fedgist.core.method import Method
 from fedgist.engines.local import LocalEngine
@@ -441,63 +440,6 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     shown = bar.bar.console.export_text()
     assert "3/3" in shown
     assert "accuracy 0.5000, up 3 kB, down 40 B, skipped" in shown
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (1234567, "1.23 MB"), (5e15, "5e+03 TB")],
-)
-def test_sizes(count, text):
-    assert words.size(count) == text
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3661, "1:01:01")])
-def test_durations(seconds, text):
-    assert words.duration(seconds) == text
-
-
-def test_little_traffic_is_not_shown_as_none(caplog):
-    call("run", "codream", "--profile", "toy", "--clients", "3", "--device", "cpu", "--out", "run", "-q")
-    assert "codream will move 12.8 kB a round for each client, 1.3 times what fedavg would" in caplog.text
-
-
-def test_clients_without_data_are_told_of_once(caplog):
-    extreme = ["--clients", "20", "--alpha", "0.001", "--out", "run", "-q"]
-    call("run", "fedavg", *TINY, *extreme)
-    held = json.loads(Path("run/partition.json").read_text())["clients"].values()
-    empty = sum(not sum(counts) for counts in held)
-    assert empty > 1
-    line = f"fedavg, digits, seed 0: {empty} of 20 clients hold no data, so that nothing is learned from them"
-    assert caplog.text.count(line) == 1
-    caplog.clear()
-    call(
-        "run", "centralized", *TINY, *extreme[:4], "--out", "run2", "-q"
-    )  # where all data is in one place, nobody is empty
-    call("run", "fedavg", *TINY, "--out", "run3", "-q")
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(
-    ("method", "who"), [("fedavg", "the server"), ("independent", "3 of the clients")], ids=["server", "clients"]
-)
-def test_numbers_that_are_not_finite_are_told_of_once_and_change_nothing(method, who, caplog):
-    result = call("run", method, *TINY, "--set", "steps=3", "--set", "lr=1e30", "--out", "run", "--json")
-    line = f"{method}, digits, seed 0: what {who} learned up to round 1 is not finite (NaN or infinity)"
-    assert caplog.text.count(line) == caplog.text.count("finite") == 1
-    assert json.loads(result.stdout)["accuracy"] < 0.2
-    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
-
-
-def test_metrics_that_are_not_numbers_leave_files_that_can_be_read(caplog):
-    """Neither JSON nor a browser knows NaN: one would leave the report without the charts after it."""
-    call("run", "tofu", "--profile", "toy", *TINY, "--set", "lr=1e30", "--out", "run", "-q")
-    assert "is not finite" in caplog.text
-    assert json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["cosine_up"] is None
-    page = Path("run/report.html").read_text(encoding="utf-8")
-    charts = re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert charts
-    for chart in charts:
-        json.loads(chart, parse_constant=pytest.fail)
 
 
 def test_threads_are_left_as_they_were():
