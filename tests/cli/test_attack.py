@@ -150,6 +150,12 @@ def test_a_mistake_is_one_line(arguments, line):
     assert result.stderr.startswith(f"fedgist: {line}")
 
 
+def test_images_that_are_others_in_every_step_are_refused():
+    record("fedavg", "--set", "steps=1", "--set", "crop=1", rounds=1)
+    line = call("attack", "inversion", "run", code=2).stderr
+    assert line.startswith("fedgist: with crop or flip a client's images are others in every step")
+
+
 def test_other_data_than_in_the_run_is_refused():
     record("fedavg", "--set", "steps=1", rounds=1)
     path = Path("run/config.toml")

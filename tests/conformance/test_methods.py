@@ -26,6 +26,7 @@ from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.learning.training import LocalOptions
 
 EPS = torch.finfo(torch.float32).eps
 DEVICE = os.environ.get("FEDGIST_TEST_DEVICE", "cpu")  # `cuda` runs the suite on a GPU
@@ -74,6 +75,7 @@ def federation(tmp_path: Path) -> Iterator[Build]:
         seed: int = 0,
         inputs: Inputs | None = None,
         record: bool = False,
+        options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> LocalEngine:
         config, usual = toy(method)
@@ -85,7 +87,7 @@ def federation(tmp_path: Path) -> Iterator[Build]:
             transcript=tmp_path / f"transcript-{number}" if record else None,
         )
         ledgers.append(ledger)
-        built = methods.find(method)(config.options, inputs.task)
+        built = methods.find(method)(replace(config.options, **(options or {})), inputs.task)
         runner = executor(engine, DEVICE, dtype)
         return LocalEngine(built, inputs.sites, seed=seed, executor=runner, ledger=ledger, info=inputs.info, **settings)
 
@@ -236,6 +238,23 @@ def test_a_client_sees_only_its_own_data(federation: Build, method: str, tmp_pat
         replies.append([path.read_bytes() for path in found])
     assert replies[0], "the client was not asked, so nothing is compared"
     assert replies[0] == replies[1]
+
+
+def test_moved_images(federation: Build, method: str) -> None:
+    """Whoever trains on own images mirrors them where that is asked for, and draws everything else as before."""
+    config, inputs = toy(method)
+    if not isinstance(config.options, LocalOptions):
+        pytest.skip("clients do not train")
+    halves = {id: data.x[..., : data.x.shape[-1] // 2] for id, data in inputs.sites.items()}
+    their_own_mirror_image = replace(
+        inputs,
+        sites={
+            id: replace(data, x=torch.cat([halves[id], halves[id].flip(-1)], -1)) for id, data in inputs.sites.items()
+        },
+    )
+    for given, same in ((inputs, False), (their_own_mirror_image, True)):
+        plain, moved = (play(federation(method, inputs=given, options={"flip": flip})) for flip in (False, True))
+        assert (plain.digest() == moved.digest()) is same
 
 
 def test_wire_and_ledger_agree(federation: Build, method: str) -> None:

@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "kept momentum": {"steps": 3, "momentum": 0.9, "keep_momentum": True},
     "Adam": {"steps": 3, "optimiser": "adam", "keep_momentum": True, "lr": 0.01},
     "clipped": {"steps": 3, "clip": 0.5},
+    "moved images": {"epochs": 1, "crop": 2, "flip": True, "model": "cnn"},
     "proximal": {"steps": 3, "method": "fedprox", "mu": 0.5},
     "clients' own models": {"epochs": 1, "method": "independent"},
 }

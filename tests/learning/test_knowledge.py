@@ -9,6 +9,7 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Scan, execute
 from fedgist.learning.knowledge import Distiller
+from fedgist.learning.moves import draw, moved
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
 
@@ -57,6 +58,19 @@ def test_a_step_goes_down_the_loss() -> None:
         for at in (w, after)
     )
     assert now < 0.5 * before
+
+
+def test_own_images_are_moved_and_shared_inputs_are_not() -> None:
+    w, taught, own = tree.map(lambda t: t.double(), MODEL.init(Rng(1))), pool(2), pool(3)
+    moves = draw((N,), 1, True, Rng(4))
+    batches = {"own": {**BATCH, "moves": moves}, "taught": BATCH}, {"own": BATCH, "taught": BATCH}
+    pools = own, own | {"x": moved(own["x"], moves)}
+    with torch.no_grad():
+        first, second = (
+            LEARNER.step_with_own((w, LEARNER.init(w)), batch, taught, torch.tensor(0.05), mine)
+            for batch, mine in zip(batches, pools, strict=True)
+        )
+    assert tree.digest(first) == tree.digest(second)
 
 
 def test_own_data_gives_the_statistics_and_both_give_the_gradient() -> None:

@@ -14,6 +14,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.data.client_data import ClientData
 from fedgist.engines.scheduler import drive_one
+from fedgist.learning.moves import moved
 from fedgist.learning.training import LocalOptions, clip, cross_entropy, train, trainer
 from fedgist.models.model import Output
 
@@ -54,9 +55,29 @@ def test_epochs_are_a_plain_torch_loop(n: int) -> None:
         torch.testing.assert_close(trained[name], value.detach(), rtol=1e-10, atol=1e-12)
 
 
+def test_moved_images_are_a_plain_torch_loop() -> None:
+    """The same batches in the same order, each image moved as drawn."""
+    options = LocalOptions(epochs=2, batch=4, lr=0.3, crop=1, flip=True)
+    me, w = site(7), start()
+    plan = options.plan(me.data, me.rng("batches"))
+    usual = me.data.epochs(me.rng("batches"), 2, 4)
+    assert all(torch.equal(plan[name], usual[name]) for name in usual)
+    reference = {name: value.clone().requires_grad_() for name, value in w.items()}
+    optimizer = torch.optim.SGD(reference.values(), lr=0.3)
+    for index, mask, moves in zip(plan["index"], plan["mask"], plan["moves"], strict=True):
+        kept = mask.bool()
+        optimizer.zero_grad()
+        x = moved(me.data.x[index[kept]], moves[kept])
+        F.cross_entropy(MODEL(reference, x).logits, me.data.y[index[kept]]).backward()
+        optimizer.step()
+    trained = run(options, me, w)
+    for name, value in reference.items():
+        torch.testing.assert_close(trained[name], value.detach(), rtol=1e-10, atol=1e-12)
+
+
 def test_a_client_without_data_keeps_its_weights() -> None:
     w = start()
-    for options in (LocalOptions(steps=3), LocalOptions(epochs=2)):
+    for options in (LocalOptions(steps=3), LocalOptions(epochs=2), LocalOptions(epochs=2, crop=1, flip=True)):
         trained = run(options, site(0), w)
         assert all(torch.equal(trained[name], w[name]) for name in w)
 

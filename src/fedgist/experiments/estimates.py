@@ -21,7 +21,7 @@ from fedgist.experiments.presets import HERE, HOW, chosen
 
 REFERENCE = HERE / "estimates.json"
 LONG = 3600  # seconds
-CHEAP = ("tf32", "precision", "augmentation", "server_augmentation")  # the first two are heeded by a GPU only
+CHEAP = ("tf32", "precision", "augmentation", "server_augmentation", "crop", "flip")  # the first two are for GPUs
 
 
 def cost_key(config: RunConfig) -> str:

@@ -122,6 +122,10 @@ def _check_plain(options: Any, round: int, first: int) -> None:
         raise FedgistError(
             f"with keep_momentum=true an update depends on all rounds before it: attack the client's first, {first}"
         )
+    if options.crop or options.flip:
+        raise FedgistError(
+            "with crop or flip a client's images are others in every step, which this attack does not allow for"
+        )
 
 
 def write(finding: Finding, folder: RunFolder) -> list[Path]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedgist.core.tree import Tree
 from fedgist.learning.optimisers import Weights
-from fedgist.learning.training import Trainer, cross_entropy
+from fedgist.learning.training import Trainer, cross_entropy, samples
 
 
 def averaged_logits_loss(logits: Tensor, y: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class GuidedTrainer:
         """A step down CE(x, y) + α CE(z, label) + β KL(softmax(h(echo)) ‖ softmax(f(x))): Eq. 5, where α = 1, β = 0."""
         model = self.trainer.model
         alpha, beta = extra
-        x, y = pool["x"][batch["index"]], pool["y"][batch["index"]]
+        x, y = samples(batch, pool)
 
         def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
             w = {**trained, **buffers}

@@ -20,7 +20,7 @@ from fedgist.learning.distillation import divergence
 from fedgist.learning.evaluation import accuracy
 from fedgist.learning.optimisers import Weights
 from fedgist.learning.own_model import OwnModel, OwnModelOptions
-from fedgist.learning.training import Trainer, client_weight, cross_entropy, train, trainer
+from fedgist.learning.training import Trainer, client_weight, cross_entropy, samples, train, trainer
 from fedgist.models.model import Model
 from fedgist.options import option
 
@@ -54,11 +54,12 @@ class Distiller:
         """One step on soft labels and on a batch `own` of the student's data, whose BatchNorm statistics are kept."""
         mine, theirs = batch["own"], batch["taught"]
         x, teacher = taught["x"][theirs["index"]], taught["logits"][theirs["index"]]
+        own_x, own_y = samples(mine, own)
 
         def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
             w = {**trained, **buffers}
-            output = self.trainer.model(w, own["x"][mine["index"]], train=True)
-            loss = cross_entropy(output, own["y"][mine["index"]], mine["mask"], trained)
+            output = self.trainer.model(w, own_x, train=True)
+            loss = cross_entropy(output, own_y, mine["mask"], trained)
             logits = self.trainer.model(w, x, train=True, start=self.layer).logits
             return loss + self.loss(logits, teacher, theirs["mask"]), output.buffers, ()
 
@@ -141,7 +142,8 @@ class Taught(OwnModel):
         if own is None or own.n == 0:
             w, _ = await scan(learner.step, start, plan, known, lr)
         else:
-            plan = {"taught": plan, "own": own.steps(rng("own"), self.config.distil_steps, self.config.batch)}
+            batches = own.steps(rng("own"), self.config.distil_steps, self.config.batch)
+            plan = {"taught": plan, "own": self.config.changed(batches, rng("own"))}
             w, _ = await scan(learner.step_with_own, start, plan, known, lr, own.pool)
         return w
 
@@ -153,7 +155,10 @@ class Taught(OwnModel):
         first = "warm" not in me.state
         if first or self.config.learners == "all":
             config, rng = self.config, me.rng("batches")
-            plan = me.data.epochs(rng, config.warm_up, config.batch) if first else config.plan(me.data, rng)
+            if first:
+                plan = config.changed(me.data.epochs(rng, config.warm_up, config.batch), rng)
+            else:
+                plan = config.plan(me.data, rng)
             me.state["w"] = await train(config, trainer(config, self.model_of(me)), me, me.state["w"], plan=plan)
             me.state["warm"] = True
         return Trained(self.p(me))

@@ -14,7 +14,7 @@ from fedgist.core.federation import Site
 from fedgist.core.tree import Tree
 from fedgist.core.work import scan
 from fedgist.learning.optimisers import Weights
-from fedgist.learning.training import LocalOptions, Trainer, cross_entropy
+from fedgist.learning.training import LocalOptions, Trainer, cross_entropy, samples
 from fedgist.options import option
 
 
@@ -48,7 +48,7 @@ class LogitTrainer:
     ) -> Tree:
         """One step: (weights and optimiser state, sums of logits [C, C], counts [C]) -> the same after it."""
         inner, sums, counts = carry
-        x, y, mask = pool["x"][batch["index"]], pool["y"][batch["index"]], batch["mask"]
+        (x, y), mask = samples(batch, pool), batch["mask"]
 
         def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
             output = self.trainer.model({**trained, **buffers}, x, train=True)

@@ -14,6 +14,7 @@ from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient, scan
+from fedgist.learning.moves import draw, moved
 from fedgist.learning.optimisers import Optimiser, Weights, optimiser
 from fedgist.models.model import Model, Output
 from fedgist.options import option
@@ -43,6 +44,8 @@ class LocalOptions:
     weight_decay: float = option(0.0, "L2 penalty in the optimiser.", low=0)
     keep_momentum: bool = option(False, "Keep the optimiser's state from round to round instead of starting anew.")
     clip: float = option(0.0, "Largest norm of a gradient; 0 does not clip.", low=0)
+    crop: int = option(0, "Pixels by which images are shifted at random in each step, at most.", low=0)
+    flip: bool = option(False, "Mirror half of the images at random in each step.")
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (the first is 1)."""
@@ -55,8 +58,21 @@ class LocalOptions:
     def plan(self, data: Any, rng: Rng) -> dict[str, Tensor]:
         """The batches of one round, as indices."""
         if self.steps:
-            return data.steps(rng, self.steps, self.batch)
-        return data.epochs(rng, self.epochs, self.batch)
+            return self.changed(data.steps(rng, self.steps, self.batch), rng)
+        return self.changed(data.epochs(rng, self.epochs, self.batch), rng)
+
+    def changed(self, plan: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
+        """Batches with what is to happen to each of their images, if anything is."""
+        if not (self.crop or self.flip):
+            return plan
+        index = plan["index"]
+        return plan | {"moves": draw(tuple(index.shape), self.crop, self.flip, rng("moves")).to(index.device)}
+
+
+def samples(batch: Tree, pool: Tree) -> tuple[Tensor, Tensor]:
+    """A batch's images, moved where its plan says so, and their labels."""
+    x, y = pool["x"][batch["index"]], pool["y"][batch["index"]]
+    return (moved(x, batch["moves"]) if "moves" in batch else x), y
 
 
 def cross_entropy(output: Output, y: Tensor, mask: Tensor, w: Weights) -> Tensor:
@@ -80,7 +96,7 @@ class Trainer:
 
     def step(self, carry: Tree, batch: Tree, pool: Tree, lr: Tensor, *extra: Any) -> Tree:
         """One step on one batch: (weights, optimiser state) -> the same after it."""
-        x, y = pool["x"][batch["index"]], pool["y"][batch["index"]]
+        x, y = samples(batch, pool)
 
         def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
             output = self.model({**trained, **buffers}, x, train=True)
