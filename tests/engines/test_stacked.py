@@ -335,6 +335,48 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
     assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
 
 
+class Recording:
+    """What stands in for a graph: it runs the step, and is as long as the pool that it was made for."""
+
+    def __init__(self, call: Any, group: Group, place: Place, memory: int):
+        self.call, self.rows, self.memory = call, group.consts[0].rows, memory
+
+    def fits(self, group: Group) -> bool:
+        return group.consts[0].rows <= self.rows
+
+    def run(self, group: Group) -> Any:
+        return programs.run_scan(self.call, group, Place(), Resident())
+
+
+def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever records a longer pool gives up the old graph first; without another one its memory cannot be taken up."""
+    handles, made = iter(range(9)), list[Recording]()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+
+    def capture(*about: Any) -> Recording:
+        made.append(Recording(*about))
+        return made[-1]
+
+    monkeypatch.setattr("fedgist.engines.stacked.capture", capture)
+    runner = Stacked(workers=1)
+    monkeypatch.setattr(runner, "_cuda", True)
+
+    def go(slope: float, *rows: int) -> list[float]:
+        works = [scan(Affine(slope).step, torch.tensor(float(n)), torch.ones(4), Pool(x=torch.zeros(n))) for n in rows]
+        return [one.item() for one in runner.drive(works)]
+
+    assert go(1.0, 20, 10) == [24.0, 14.0]
+    go(1.0, 10, 15)
+    go(1.0, 30, 10)
+    go(0.5, 10, 40)
+    go(1.0, 50, 10)
+    assert [(one.rows, one.memory) for one in made] == [(20, 0), (30, 1), (40, 1), (50, 1)]
+    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
+    made.clear()
+    assert go(2.0, 10, 30, 20) == [16.0 * n + 15 for n in (10, 30, 20)]
+    assert [one.rows for one in made] == [30], "the graph for the largest serves the others"
+
+
 def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is what one step of a client writes, not what it reads, nor what it sees of a pool."""
     monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)

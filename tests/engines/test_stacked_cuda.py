@@ -1,5 +1,7 @@
 """The stacked engine on a GPU: recorded graphs compute bit for bit what the step computes without them."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,6 +143,29 @@ def test_a_longer_pool_is_recorded_anew_and_a_shorter_one_is_not() -> None:
             torch.testing.assert_close(one[0], other[0])
     assert seen[0] is seen[1]
     assert seen[1] is not seen[2]
+
+
+def test_the_only_graph_of_a_process_is_recorded_anew() -> None:
+    """Its memory outlives it where cuBLAS keeps a workspace there, which happens to the first graph of a process."""
+    code = """if True:
+        import torch
+        from fedgist import models
+        from fedgist.core.rng import Rng
+        from fedgist.core.work import Place, Pool, scan
+        from fedgist.engines.stacked import Stacked
+        from fedgist.learning.optimisers import SGD
+        from fedgist.learning.training import Trainer
+
+        net = models.build("mlp", (1, 8, 8), 4)
+        trainer, w = Trainer(net, SGD()), net.init(Rng(0))
+        runner = Stacked(Place(torch.device("cuda")))
+        plan = {"index": torch.zeros(5, 8, dtype=torch.int64), "mask": torch.ones(5, 8)}
+        for n in (20, 30, 40):
+            pool = Pool(x=torch.ones(n, 1, 8, 8), y=torch.zeros(n, dtype=torch.int64))
+            runner.drive([scan(trainer.step, (w, trainer.init(w)), plan, pool, torch.tensor(0.1))])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "cannot be recorded" not in done.stderr
 
 
 def test_data_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class Stacked:
         self._cuda = place.device.type == "cuda"
         # A GPU that works for one client at a time mostly waits, so there is nothing to measure.
         self.picked: dict[str, str] = {"all work": "stacked"} if self._cuda and measure else dict(picked or {})
-        self._memory = torch.cuda.graph_pool_handle() if self._cuda else None
+        self._graph_memory: Any = None
         self._threads = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
         self._resident = Resident()
         self._lock = threading.Lock()
@@ -158,8 +158,8 @@ class Stacked:
         for group in groups:
             if self._together(group):
                 self._prepare(group)
-        if self._cuda:
-            return [self._run(group) for group in groups]
+        if self._cuda:  # the largest first: where clients run alone, a graph that holds it holds the others
+            return [self._run(group) for group in reversed(groups)][::-1]
         futures = [self._threads.submit(self._run, group) for group in groups]
         try:
             return [future.result() for future in futures]
@@ -247,8 +247,10 @@ class Stacked:
             return None
         if program.recorded is None or not program.recorded.fits(group):
             program.recorded = None  # its memory may be needed
+            if not any(other.recorded for other in self._programs.values()):
+                self._graph_memory = torch.cuda.graph_pool_handle()  # the last one ended with the last of its graphs
             try:
-                program.recorded = capture(program.call, group, self.place, self._memory)
+                program.recorded = capture(program.call, group, self.place, self._graph_memory)
             except torch.cuda.OutOfMemoryError:
                 raise
             except (RuntimeError, NotCapturable) as error:
