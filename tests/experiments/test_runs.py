@@ -198,6 +198,36 @@ def test_another_configuration_does_not_resume(tmp_path):
         runner.run(config_of(seed=1, lr=0.5), tmp_path / "run", resume=True)
 
 
+def test_a_mistake_that_the_first_round_finds_leaves_no_run(tmp_path):
+    with pytest.raises(FedgistError, match="set n_ref to at least"):
+        runner.run(config_of(n_ref=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".notes").write_text("mine")
+    with pytest.raises(FedgistError, match="set n_ref to at least"):
+        runner.run(config_of(n_ref=1), tmp_path / "mine")
+    assert (tmp_path / "mine" / ".notes").read_text() == "mine"
+    assert runner.run(config_of(), tmp_path / "run").metrics
+
+
+def test_a_mistake_that_a_later_round_finds_leaves_what_is_done(tmp_path, monkeypatch):
+    run_round = LocalEngine.run_round
+
+    def fails(self):
+        if self.rounds_done == 1:
+            raise FedgistError("no")
+        return run_round(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "run_round", fails)
+        with pytest.raises(FedgistError, match="no"):
+            runner.run(config_of(), tmp_path / "run")
+        with pytest.raises(FedgistError, match="no"):
+            runner.run(config_of(), tmp_path / "run", resume=True)
+    assert len(RunFolder(tmp_path / "run").rows()) == 1
+    assert len(runner.run(config_of(), tmp_path / "run", resume=True).metrics) == 4
+
+
 def test_folders_that_are_no_runs_are_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FedgistError, match="is neither empty nor a run; choose another folder"):

@@ -6,6 +6,7 @@ says how long it was, so that a resumed run cuts off what came after. `result.js
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ class RunFolder:
         except OSError as error:
             why = "it is a file" if self.path.is_file() else error.strerror
             raise FedgistError(f"cannot make the folder {self.path}: {why}; choose another with --out") from error
+
+    def discard(self) -> None:
+        """Takes the run away, unless something else lies in its folder."""
+        own = {path.relative_to(self.path).parts[0] for path in vars(self).values() if path != self.path}
+        if {path.name for path in self.path.iterdir()} <= own:
+            shutil.rmtree(self.path)
 
     def checkpoint(self, round: int) -> Path:
         return self.checkpoints / f"round-{round:06d}.safetensors"

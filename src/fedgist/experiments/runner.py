@@ -223,20 +223,26 @@ class _Run:
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """The folder, the ledger and the state as the last checkpoint left them; what stops the run is explained."""
-        # Only now, when all that the user may have got wrong has been built, does the folder come to be.
+        # Only now, when most of what the user may have got wrong has been built, does the folder come to be.
+        new = self.folder is not None and not self.folder.started
         saved = None if self.folder is None else self._open(self.folder)
-        with closing(self._ledger(saved)) as self.engine.ledger:
-            if saved is not None:
-                self.engine.restore(saved["engine"])
-                self._picked().update(json.loads(saved["picked"]))
-            self._warn_of_empty_clients()
-            self.progress.start(self.title, self.engine.rounds_done, self.config.rounds)
-            try:
-                yield
-            except KeyboardInterrupt:
-                raise self._interrupted() from None
-            finally:
-                self.progress.stop()
+        try:
+            with closing(self._ledger(saved)) as self.engine.ledger:
+                if saved is not None:
+                    self.engine.restore(saved["engine"])
+                    self._picked().update(json.loads(saved["picked"]))
+                self._warn_of_empty_clients()
+                self.progress.start(self.title, self.engine.rounds_done, self.config.rounds)
+                try:
+                    yield
+                finally:
+                    self.progress.stop()
+        except KeyboardInterrupt:
+            raise self._interrupted() from None
+        except FedgistError:
+            if self.folder is not None and new and not self.rows:
+                self.folder.discard()  # what only a round can find wrong: mended, the same command works
+            raise
 
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
