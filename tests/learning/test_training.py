@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist import models
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
@@ -73,6 +74,11 @@ def test_moved_images_are_a_plain_torch_loop() -> None:
     trained = run(options, me, w)
     for name, value in reference.items():
         torch.testing.assert_close(trained[name], value.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_crop_as_large_as_the_image_is_refused() -> None:
+    with pytest.raises(FedgistError, match="crop=4 shifts images of 4 × 4 pixels out of sight"):
+        run(LocalOptions(steps=1, crop=4), site(5), start())
 
 
 def test_a_client_without_data_keeps_its_weights() -> None:

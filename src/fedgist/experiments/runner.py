@@ -239,9 +239,9 @@ class _Run:
                     self.progress.stop()
         except KeyboardInterrupt:
             raise self._interrupted() from None
-        except FedgistError:
+        except Exception:
             if self.folder is not None and new and not self.rows:
-                self.folder.discard()  # what only a round can find wrong: mended, the same command works
+                self.folder.discard()  # what only a round finds wrong, as too little memory: mended, the command works
             raise
 
     def keep(self, report: RoundReport, seconds: float) -> None:

@@ -143,7 +143,7 @@ class Taught(OwnModel):
             w, _ = await scan(learner.step, start, plan, known, lr)
         else:
             batches = own.steps(rng("own"), self.config.distil_steps, self.config.batch)
-            plan = {"taught": plan, "own": self.config.changed(batches, rng("own"))}
+            plan = {"taught": plan, "own": self.config.changed(own, batches, rng("own"))}
             w, _ = await scan(learner.step_with_own, start, plan, known, lr, own.pool)
         return w
 
@@ -156,7 +156,7 @@ class Taught(OwnModel):
         if first or self.config.learners == "all":
             config, rng = self.config, me.rng("batches")
             if first:
-                plan = config.changed(me.data.epochs(rng, config.warm_up, config.batch), rng)
+                plan = config.changed(me.data, me.data.epochs(rng, config.warm_up, config.batch), rng)
             else:
                 plan = config.plan(me.data, rng)
             me.state["w"] = await train(config, trainer(config, self.model_of(me)), me, me.state["w"], plan=plan)

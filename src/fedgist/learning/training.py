@@ -58,13 +58,18 @@ class LocalOptions:
     def plan(self, data: Any, rng: Rng) -> dict[str, Tensor]:
         """The batches of one round, as indices."""
         if self.steps:
-            return self.changed(data.steps(rng, self.steps, self.batch), rng)
-        return self.changed(data.epochs(rng, self.epochs, self.batch), rng)
+            return self.changed(data, data.steps(rng, self.steps, self.batch), rng)
+        return self.changed(data, data.epochs(rng, self.epochs, self.batch), rng)
 
-    def changed(self, plan: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
-        """Batches with what is to happen to each of their images, if anything is."""
+    def changed(self, data: Any, plan: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
+        """Batches of `data` with what is to happen to each of their images, if anything is."""
         if not (self.crop or self.flip):
             return plan
+        height, width = data.x.shape[2:]
+        if self.crop >= min(height, width):
+            raise FedgistError(
+                f"crop={self.crop} shifts images of {height} × {width} pixels out of sight: make it smaller"
+            )
         index = plan["index"]
         return plan | {"moves": draw(tuple(index.shape), self.crop, self.flip, rng("moves")).to(index.device)}
 
