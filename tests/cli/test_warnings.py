@@ -35,8 +35,11 @@ def test_clients_without_data_are_told_of_once(caplog):
     held = json.loads(Path("run/partition.json").read_text())["clients"].values()
     empty = sum(not sum(counts) for counts in held)
     assert empty > 1
-    line = f"fedavg, digits, seed 0: {empty} of 20 clients hold no data, so that nothing is learned from them"
+    line = f"digits, seed 0: {empty} of 20 clients hold no data, so that nothing is learned from them"
     assert caplog.text.count(line) == 1
+    caplog.clear()
+    call("compare", "fedavg", "fedprox", *TINY, *extreme[:4], "--dataset", "digits", "--out", "both", "-q")
+    assert caplog.text.count("hold no data") == caplog.text.count(line) == 1
     caplog.clear()
     # where all data is in one place, nobody is empty
     call("run", "centralized", *TINY, *extreme[:4], "--out", "run2", "-q")

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C.
 """
 
+import logging
 import sys
 import traceback
 from collections.abc import Iterator
@@ -74,6 +75,24 @@ def speaking(debug: bool) -> Iterator[None]:
             fail("this machine's memory is full: make batches, models or data smaller", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
+
+
+@contextmanager
+def warning_once() -> Iterator[None]:
+    """Seeds and methods that are run side by side have much in common: what one warned of, the next does not."""
+    said: set[str] = set()
+
+    def new(record: logging.LogRecord) -> bool:
+        before = len(said)
+        said.add(record.getMessage())
+        return len(said) > before
+
+    log = logging.getLogger("fedgist")
+    log.addFilter(new)
+    try:
+        yield
+    finally:
+        log.removeFilter(new)
 
 
 def fail(line: str, code: int, debug: bool) -> None:

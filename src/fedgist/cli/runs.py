@@ -38,6 +38,7 @@ from fedgist.cli.common import (
     given,
     note,
     speaking,
+    warning_once,
 )
 from fedgist.core.errors import FedgistError
 from fedgist.words import size
@@ -92,7 +93,7 @@ def run(
         method=method, dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition,
         rounds=rounds, model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
     )  # fmt: skip
-    with speaking(debug):
+    with speaking(debug), warning_once():
         from fedgist.experiments import config as configs
         from fedgist.experiments import runner
 
@@ -146,7 +147,7 @@ def compare(
         dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition, rounds=rounds,
         model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
     )  # fmt: skip
-    with speaking(debug):
+    with speaking(debug), warning_once():
         from fedgist.experiments import comparison
         from fedgist.experiments import config as configs
 
@@ -170,7 +171,7 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """The methods side by side on real digits: 10 clients, Dirichlet 0.1."""
-    with speaking(debug):
+    with speaking(debug), warning_once():
         from fedgist.experiments import comparison
 
         chosen = [name.strip() for name in only.split(",")] if only else None

@@ -278,10 +278,10 @@ class _Run:
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
     def _warn_of_empty_clients(self) -> None:
-        clients = self.inputs.sites.values()
+        clients, split = self.inputs.sites.values(), f"{self.config.dataset}, seed {self.config.seed}"
         if empty := sum(client.n == 0 for client in clients):
             log.warning(
-                f"{self.title}: {empty} of {len(clients)} clients hold no data, so that nothing is learned from them; "
+                f"{split}: {empty} of {len(clients)} clients hold no data, so that nothing is learned from them; "
                 "if that is not meant, choose fewer clients or another partition"
             )
 

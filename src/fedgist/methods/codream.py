@@ -124,7 +124,7 @@ class CoDream(Taught):
     profiles = {
         "paper": {"dataset": "cifar10", "model": "resnet18", "clients": 2, "partition": "iid", "limit": 6000}
         | {"rounds": 400, "epochs": 5, "batch": 256, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-        | {"distil_every": 5, "distil_steps": 1000},
+        | {"crop": 4, "flip": True, "distil_every": 5, "distil_steps": 1000},
         "small": {"dataset": "mnist5k", "model": "mlp:norm=batch", "rounds": 5, "steps": 20, "lr": 0.1}
         | {"momentum": 0.9, "dreams": 256, "exchanges": 20, "distil_batch": 64, "distil_lr": 0.05, "bits": 8}
         | {"note": "5,000 digits, 10 clients, 5 batches of 256 dreams in 20 exchanges each, 8-bit gradients"},
