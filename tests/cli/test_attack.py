@@ -18,12 +18,6 @@ QUICK = ["--iterations", "3"]
 CUT = "cut/artifacts/transcript/00001-round-00000-0-server-global_model.Local.safetensors"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDGIST_DATA", raising=False)
-
-
 def call(*arguments, code=0):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == code, result.output

@@ -20,12 +20,6 @@ from fedgist.experiments import progress
 TINY = ["--rounds", "2", "--clients", "3", "--model", "mlp:hidden=8", "--set", "steps=1", "--device", "cpu"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDGIST_DATA", raising=False)
-
-
 def call(*arguments, code=0):
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == code, result.output

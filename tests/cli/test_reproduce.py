@@ -41,8 +41,7 @@ values.avg = ["50.0±1.0", 1000]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def toy(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGIST_PRESETS", str(tmp_path))
     monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -129,8 +128,7 @@ def test_two_commands_do_not_write_into_the_same_runs():
     assert finished() == {}
 
 
-def test_missing_data_is_said_once_and_the_rest_is_run(monkeypatch):
-    monkeypatch.delenv("FEDGIST_DATA", raising=False)
+def test_missing_data_is_said_once_and_the_rest_is_run():
     text = Path("toy.toml").read_text().replace("{ alpha = 1.0 }", '{ alpha = 1.0, dataset = "mnist" }')
     Path("toy.toml").write_text(text)
     result = call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet", code=2)

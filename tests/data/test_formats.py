@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -166,6 +167,16 @@ def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes(tmp_path: Path, b
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
+
+
+def test_a_pickle_cannot_crash_its_reader(tmp_path: Path) -> None:
+    """A key of tuples within tuples, so deep that hashing it would overflow the stack, in a process of its own."""
+    deep = pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.EMPTY_TUPLE + pickle.TUPLE1 * 3_000_000
+    (tmp_path / "batch").write_bytes(deep + pickle.NONE + pickle.SETITEM + pickle.STOP)
+    code = "import sys; from fedgist.data.cifar import load_batch; load_batch(open(sys.argv[1], 'rb').read(), 'batch')"
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "batch"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "batch is put together as no CIFAR batch is; it may be malicious" in done.stderr
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -2,8 +2,9 @@
 
 The python archives are pickles, and a pickle may name any function for its reader to call. This reader calls none: what
 a batch may contain is numbers, text, lists, dicts and arrays of bytes or integers, and where a pickle asks numpy for an
-array it gets a stand-in that only keeps shape, type and bytes until they have been checked. Lengths and numbers of
-remembered objects are checked against the file before anything is read, so that none can ask for more memory than that.
+array it gets a stand-in that only keeps shape, type and bytes until they have been checked. Before anything is read,
+lengths and numbers of remembered objects are checked against the file, so that none can ask for more memory than that,
+and tuples are counted: Python crashes when it looks up a key of tuples within tuples, some hundred thousand deep.
 """
 
 import math
@@ -32,6 +33,11 @@ BINARY = {  # files of the train set, file of the test set, bytes before the pix
     "cifar-100-binary": (("train.bin",), "test.bin", 2),
 }
 
+
+PUT = ("PUT", "BINPUT", "LONG_BINPUT")
+TUPLE = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
+MOST_TUPLES = 100
+"""In a batch; an array takes six."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -98,7 +104,7 @@ def _python_batch(labels_name: str, path: Path) -> Batch:
 
 def load_batch(data: bytes, where: str) -> dict[str, Any]:
     """The dict in a pickled batch, its arrays made; whatever else the pickle asks for is refused."""
-    _check_sizes(data, where)
+    _check_form(data, where)
     content = _Reader(data, where).load()
     if not isinstance(content, dict):
         raise FedgistError(f"{where}: a batch is a dict, not {type(content).__name__}")
@@ -106,13 +112,13 @@ def load_batch(data: bytes, where: str) -> dict[str, Any]:
     return {key: value.array(where) if isinstance(value, _Array) else value for key, value in named.items()}
 
 
-def _check_sizes(data: bytes, where: str) -> None:
-    """That every length is within the data (which `genops` sees to), and that objects are remembered in order."""
+def _check_form(data: bytes, where: str) -> None:
+    """Lengths are within the data (which `genops` sees to), objects remembered in order, and tuples few."""
+    tuples = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > count:
-            raise FedgistError(
-                f"{where} numbers its objects as no CIFAR batch does; it may be malicious: do not use it"
-            )
+        tuples += opcode.name in TUPLE
+        if tuples > MOST_TUPLES or (opcode.name in PUT and int(argument or 0) > count):
+            raise FedgistError(f"{where} is put together as no CIFAR batch is; it may be malicious: do not use it")
 
 
 class _Reader(pickle.Unpickler):

@@ -57,9 +57,9 @@ class LocalOptions:
 
     def plan(self, data: Any, rng: Rng) -> dict[str, Tensor]:
         """The batches of one round, as indices."""
-        if self.steps:
-            return self.changed(data, data.steps(rng, self.steps, self.batch), rng)
-        return self.changed(data, data.epochs(rng, self.epochs, self.batch), rng)
+        steps, epochs, batch = self.steps, self.epochs, self.batch
+        plan = data.steps(rng, steps, batch) if steps else data.epochs(rng, epochs, batch)
+        return self.changed(data, plan, rng)
 
     def changed(self, data: Any, plan: dict[str, Tensor], rng: Rng) -> dict[str, Tensor]:
         """Batches of `data` with what is to happen to each of their images, if anything is."""
