@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist import engines, methods, models
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.core.rng import Rng
 from fedgist.data import datasets, partitions
 from fedgist.data.client_data import ClientData

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedgist import methods, models
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import scan
 from fedgist.data.client_data import ClientData

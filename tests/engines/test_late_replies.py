@@ -9,7 +9,8 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, message, wire
-from fedgist.core.method import Method, Task
+from fedgist.core.task import Task
+from fedgist.core.method import Method
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
-from fedgist.core.method import Method, Task
+from fedgist.core.task import Task
+from fedgist.core.method import Method
 from fedgist.data.client_data import ClientData
 from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds

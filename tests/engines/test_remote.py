@@ -16,7 +16,8 @@ from fedgist.core.codec import Codec
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import message, tag_of, wire
-from fedgist.core.method import Method, Task
+from fedgist.core.task import Task
+from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor, policy

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedgist.core.federation import Exhibit
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.experiments import artifacts, runner
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder

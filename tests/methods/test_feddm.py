@@ -16,7 +16,7 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers
 from fedgist.core.ledger import Ledger
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import gradient
 from fedgist.data.client_data import ClientData

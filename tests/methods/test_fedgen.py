@@ -10,7 +10,8 @@ from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
-from fedgist.core.method import Task, who_sees_what
+from fedgist.core.task import Task
+from fedgist.core.method import who_sees_what
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import load

@@ -92,7 +92,7 @@ class Codec:
                         raise TypeError(f"{tag_of(cls)}.{name}: no template {declared.shape!r} is bound")
                     made.update({f"{name}/{key}": (declared, tuple(shape)) for key, shape in template.items()})
                 else:
-                    made[name] = (declared, typing.cast(tuple, declared.shape))
+                    made[name] = (declared, typing.cast("tuple[int | str, ...]", declared.shape))
             self._layouts[cls] = made
         return self._layouts[cls]
 

@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
+from fedgist.core.task import Data
 from fedgist.core.work import Suspend
 
 SERVER = "server"
+
+R = TypeVar("R")
+
+State = dict[str, Any]
+"""What a node or a site remembers: trees of tensors and scalars under names that its method chooses."""
 
 
 class TooFewAnswers(Exception):
@@ -18,16 +24,19 @@ class TooFewAnswers(Exception):
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What came back from one exchange: a sum of the additive fields, and the visible fields of each client."""
+class Answers(Generic[R]):
+    """What came back from one exchange: a sum of the additive fields, and the visible fields of each client.
+
+    Both are replies of which the other fields are not there: reading one says where it is seen.
+    """
 
     ids: tuple[str, ...]
-    sum: Any
-    visible: Mapping[str, Any]
+    sum: R
+    visible: Mapping[str, R]
     late: Mapping[str, int] = field(default_factory=dict)
     """The round in which a reply was made, for those that come from an earlier one."""
 
-    def __getitem__(self, id: str) -> Any:
+    def __getitem__(self, id: str) -> R:
         return self.visible[id]
 
     def __len__(self) -> int:
@@ -42,7 +51,7 @@ class Ask:
     """A request that a round coroutine hands to its engine."""
 
     node: str
-    to: Mapping[str, Any]
+    to: Mapping[str, object]
     reply: type
     at_least: int
 
@@ -69,7 +78,7 @@ class Federation:
     ids: tuple[str, ...]
     round: int
     rng: Rng
-    info: Mapping[str, Mapping[str, Any]]
+    info: Mapping[str, Mapping[str, str]]
     shown: list[Exhibit] = field(default_factory=list, compare=False, repr=False)
 
     def sample(self, active: int | float | None = None) -> list[str]:
@@ -82,10 +91,12 @@ class Federation:
         chosen = self.rng("sample").permutation(len(self.ids))[:count]
         return sorted(self.ids[i] for i in chosen.tolist())
 
-    async def ask(self, to: Sequence[str] | Mapping[str, Any], msg: Any, reply: type, at_least: int = 1) -> Answers:
+    async def ask(
+        self, to: Sequence[str] | Mapping[str, object], msg: object, reply: type[R], at_least: int = 1
+    ) -> Answers[R]:
         """Send `msg` to the clients in `to` (a mapping: each its own, `msg` is None) and await the replies."""
         addressed = dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, msg)
-        answers: Answers = await Suspend(Ask(self.node, addressed, reply, at_least))
+        answers: Answers[R] = await Suspend(Ask(self.node, addressed, reply, at_least))
         return answers
 
     def show(
@@ -101,7 +112,8 @@ class Site:
 
     id: str
     round: int
-    data: Any
-    state: Any
+    data: Data
+    state: State
     rng: Rng
-    info: Mapping[str, Any]
+    info: Mapping[str, str]
+    """What it announced: its architecture as `model`."""

@@ -80,17 +80,39 @@ def message(cls: type[T]) -> type[T]:
         schema[item.name] = (kind, declared)
     made.__schema__ = schema  # type: ignore[attr-defined]
     made.__tag__ = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"  # type: ignore[attr-defined]
+    made.__getattr__ = _unseen  # type: ignore[attr-defined]
     return made
+
+
+def _unseen(msg: Any, name: str) -> typing.NoReturn:
+    """Reading what is not there, as a field that the asker cannot see: one sentence at the place of the mistake."""
+    kind, schema = type(msg).__name__, schema_of(type(msg))
+    if name not in schema:
+        raise AttributeError(f"{kind} has no field {name!r}; it has {', '.join(schema) or 'none'}")
+    if schema[name][1].additive:
+        raise AttributeError(f"{kind}.{name} is additive: only the sum is visible; read it as answers.sum.{name}")
+    raise AttributeError(f"{kind}.{name} is seen of each client and not summed; read it as answers[id].{name}")
+
+
+def partly(cls: type[T], values: Mapping[str, Any]) -> T:
+    """A message of which only these fields can be read."""
+    made = object.__new__(cls)
+    vars(made).update(values)  # past the frozen setattr
+    return made
+
+
+def is_message(cls: object) -> bool:
+    return hasattr(cls, "__schema__")
 
 
 def schema_of(cls: type) -> dict[str, tuple[Any, Wire]]:
     """Field name -> (kind, how it travels)."""
-    return cls.__schema__  # type: ignore[attr-defined]
+    return cls.__schema__  # type: ignore[attr-defined,no-any-return]
 
 
 def tag_of(cls: type) -> str:
     """The name of the message on the wire."""
-    return cls.__tag__  # type: ignore[attr-defined]
+    return cls.__tag__  # type: ignore[attr-defined,no-any-return]
 
 
 def tensors_in(msg: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,16 +19,20 @@ from torch import Tensor
 Tree = Any
 """A nested dict, list or tuple of tensors and scalars."""
 
+T = TypeVar("T")
 
-def map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+
+def map(fn: Callable[..., Any], tree: T, *rest: T) -> T:
     """Apply `fn` to the leaves of one tree, or to the corresponding leaves of several of the same structure."""
     if isinstance(tree, dict) and not rest:  # as in most calls
         return type(tree)({key: map(fn, value) for key, value in tree.items()})
+    others: tuple[Any, ...] = rest
     if isinstance(tree, dict):
-        return type(tree)({key: map(fn, value, *[other[key] for other in rest]) for key, value in tree.items()})
+        return type(tree)({key: map(fn, value, *[other[key] for other in others]) for key, value in tree.items()})
     if isinstance(tree, (list, tuple)):
-        return type(tree)([map(fn, *values) for values in zip(tree, *rest, strict=True)])
-    return fn(tree, *rest)
+        return type(tree)([map(fn, *values) for values in zip(tree, *others, strict=True)])
+    result: T = fn(tree, *rest)
+    return result
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -49,11 +53,11 @@ def structure(tree: Tree) -> Any:
     return None
 
 
-def rebuild(tree: Tree, new_leaves: Sequence[Any]) -> Tree:
+def rebuild(tree: T, new_leaves: Sequence[Any]) -> T:
     """The same structure with other leaves, given in the order of `leaves`."""
     supply = iter(new_leaves)
 
-    def fill(node: Tree) -> Tree:
+    def fill(node: Tree) -> Any:
         if isinstance(node, dict):
             filled = {key: fill(node[key]) for key in sorted(node)}
             return type(node)((key, filled[key]) for key in node)
@@ -61,10 +65,11 @@ def rebuild(tree: Tree, new_leaves: Sequence[Any]) -> Tree:
             return type(node)([fill(value) for value in node])
         return next(supply)
 
-    return fill(tree)
+    filled: T = fill(tree)
+    return filled
 
 
-def copy(tree: Tree) -> Tree:
+def copy(tree: T) -> T:
     """New containers around the same leaves."""
     if isinstance(tree, dict):
         return type(tree)({key: value if isinstance(value, Tensor) else copy(value) for key, value in tree.items()})
@@ -82,23 +87,23 @@ def same(a: Tree, b: Tree) -> bool:
     return False
 
 
-def to(tree: Tree, device: torch.device | str) -> Tree:
+def to(tree: T, device: torch.device | str) -> T:
     return map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def add(a: Tree, b: Tree) -> Tree:
+def add(a: T, b: T) -> T:
     return map(lambda x, y: x + y, a, b)
 
 
-def sub(a: Tree, b: Tree) -> Tree:
+def sub(a: T, b: T) -> T:
     return map(lambda x, y: x - y, a, b)
 
 
-def scale(tree: Tree, factor: float | Tensor) -> Tree:
+def scale(tree: T, factor: float | Tensor) -> T:
     return map(lambda x: x * factor, tree)
 
 
-def zeros_like(tree: Tree) -> Tree:
+def zeros_like(tree: T) -> T:
     return map(torch.zeros_like, tree)
 
 
@@ -118,11 +123,11 @@ def finite(tree: Tree) -> bool:
     return not floating or bool(torch.stack([leaf.isfinite().all() for leaf in floating]).all())
 
 
-def stack(trees: Sequence[Tree]) -> Tree:
+def stack(trees: Sequence[T]) -> T:
     return map(lambda *xs: torch.stack(xs), *trees)
 
 
-def index(tree: Tree, i: Any) -> Tree:
+def index(tree: T, i: Any) -> T:
     return map(lambda x: x[i], tree)
 
 

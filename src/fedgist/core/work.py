@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.tree import Tree
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,17 +72,19 @@ class Suspend:
         return (yield self.request)
 
 
-async def compute(fn: Callable[..., Any], *args: Any, alone: bool = False) -> Any:
+async def compute(fn: Callable[..., R], *args: object, alone: bool = False) -> R:
     """Run the pure function `fn` on `args`; `alone` where server and clients must agree on the result bit for bit."""
-    return await Suspend(Compute(fn, args, alone))
+    result: R = await Suspend(Compute(fn, args, alone))
+    return result
 
 
-async def scan(step: Callable[..., Any], carry: Tree, xs: "Tree | Chunks", *consts: Any) -> Tree:
+async def scan(step: Callable[..., T], carry: T, xs: "Tree | Chunks", *consts: object) -> T:
     """Fold the pure function `step(carry, x, *consts) -> carry` over the first dimension of `xs`.
 
     `consts` (a data pool, the weights of the round) are shared between steps, never copied.
     """
-    return await Suspend(Scan(step, carry, xs, consts))
+    end: T = await Suspend(Scan(step, carry, xs, consts))
+    return end
 
 
 CHUNK = 64
@@ -99,7 +104,7 @@ class Place:
     dtype: torch.dtype = torch.float32
     tf32: bool = False
 
-    def put(self, what: Tree) -> Tree:
+    def put(self, what: T) -> T:
         """Bring every tensor here; nothing is copied that is here already."""
 
         def move(leaf: Any) -> Any:
@@ -156,7 +161,7 @@ def stacking() -> Iterator[None]:
         _local.stacked = before
 
 
-def gradient(fn: Callable[[Tree], tuple[Tensor, Any]], at: Tree) -> tuple[Tree, tuple[Tensor, Any]]:
+def gradient(fn: Callable[[T], tuple[Tensor, R]], at: T) -> tuple[T, tuple[Tensor, R]]:
     """The gradient of `fn(at) -> (loss, extra)`, and what `fn` returned; `extra` is a tree of tensors, perhaps empty.
 
     May be nested for higher derivatives.

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
+from fedgist.core.task import Batches
 from fedgist.core.work import Pool
-
-Batches = dict[str, Tensor]
-"""`index`: int64 [batches, batch], positions in the pool; `mask`: float32, 0 where a sample only fills up."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from fedgist.core import tree
 from fedgist.core.codec import Codec, Leaves, add_up, size, to_bytes
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
-from fedgist.core.message import schema_of, tag_of, tensors_in
+from fedgist.core.message import partly, schema_of, tag_of, tensors_in
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
@@ -130,7 +129,7 @@ class Engine(ABC):
         if self.ledger.records(entry.type):
             self.ledger.keep(entry, to_bytes(cls, leaves))
 
-    def show(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers | TooFewAnswers:
+    def show(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers[Any] | TooFewAnswers:
         """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
         replies = dict(sorted(replies.items()))
         if len(replies) < ask.at_least:
@@ -139,12 +138,12 @@ class Engine(ABC):
                 f"at least {ask.at_least} are needed"
             )
         total = add_up(ask.reply, replies.values())
-        visible = {
-            id: SimpleNamespace(**self.codec_of(id).values(ask.reply, leaves, additive=False))
+        visible: dict[str, Any] = {
+            id: partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
             for id, leaves in replies.items()
         }
         codec = self.codecs[self.method.task.model]
-        summed = SimpleNamespace(**codec.values(ask.reply, total, additive=True)) if replies else None
+        summed: Any = partly(ask.reply, codec.values(ask.reply, total, additive=True) if replies else {})
         return Answers(tuple(replies), summed, visible, late)
 
     def _put(self, what: Tree) -> Tree:

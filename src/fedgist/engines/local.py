@@ -223,7 +223,7 @@ class LocalEngine(Engine):
 
     def _site(self, id: str) -> Site:
         rng, state = client_rng(self.rng.root, id), self._stored(id)
-        site = Site(id, self.round, self.data[id], None, rng, self.info[id])
+        site = Site(id, self.round, self.data[id], {}, rng, self.info[id])
         if state is None:
             site.rng = rng("init")
             state = self.working[id] = self._put(self.method.client_init(site))

@@ -19,7 +19,8 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import WireError, tag_of
-from fedgist.core.method import Method, Task
+from fedgist.core.method import Method
+from fedgist.core.task import Task
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
 from fedgist.engines.envelope import Header, Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.federation import Exhibit
-from fedgist.core.method import Task
+from fedgist.core.task import Task
 from fedgist.synthesis.pixels import quantise
 
 TIMES = 8  # about as often in a run, where the configuration does not say how often

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core.errors import FedgistError
-from fedgist.core.method import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.data import datasets, discrepancies, partitions
 from fedgist.data.client_data import ClientData
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec

@@ -21,7 +21,7 @@ from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.folder import RunFolder, read_json, write_json
-from fedgist.learning.training import trainer
+from fedgist.families.local_training import trainer
 from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack, Training, cosine
 from fedgist.privacy.similarity import Match

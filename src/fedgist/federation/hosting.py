@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedgist import engines, methods, models
 from fedgist.core.errors import FedgistError
-from fedgist.core.method import Method, Task
+from fedgist.core.method import Method
+from fedgist.core.task import Task
 from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images

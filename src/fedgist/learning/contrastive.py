@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.learning.optimisers import Weights
-from fedgist.models.model import Model, Output
+from fedgist.core.message import Params
+from fedgist.core.task import Model, Output
 
 REDUCTIONS = ("code", "paper")
 """`paper`: sums over features and classes, as printed; `code`: means, which is how the published numbers were made."""
@@ -55,7 +55,7 @@ class RepresentationLoss:
     reduction: str = "code"
 
     def __call__(
-        self, output: Output, y: Tensor, mask: Tensor, w: Weights, lesson: Any, kd: Tensor, disc: Tensor
+        self, output: Output, y: Tensor, mask: Tensor, w: Params, lesson: Any, kd: Tensor, disc: Tensor
     ) -> Tensor:
         """`lesson` holds means [C, d'], known [C], observations [M, C, d'] and observed [C]."""
         teachers = self.model.head(w, lesson["observations"].flatten(0, 1))
@@ -74,7 +74,7 @@ class Averager:
 
     model: Model
 
-    def step(self, carry: tuple[Tensor, Tensor], batch: Any, w: Weights, pool: Any) -> tuple[Tensor, Tensor]:
+    def step(self, carry: tuple[Tensor, Tensor], batch: Any, w: Params, pool: Any) -> tuple[Tensor, Tensor]:
         """(class sums, observations) -> the same with one more batch, whose samples count `weight` and `member`."""
         sums, observations = carry
         y = pool["y"][batch["index"]]

@@ -1,13 +1,13 @@
-"""Losses and steps by which models teach models: users a generator, a generator a user, an ensemble a student."""
+"""Losses and steps by which models teach models: users a generator, a generator a user, many a student."""
 
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.core.message import Params
 from fedgist.core.tree import Tree
-from fedgist.learning.optimisers import Weights
-from fedgist.learning.training import Trainer, cross_entropy, samples
+from fedgist.learning.training import Carry, Trainer, cross_entropy, samples
 
 
 def averaged_logits_loss(logits: Tensor, y: Tensor) -> Tensor:
@@ -44,16 +44,16 @@ class GuidedTrainer:
     trainer: Trainer
     latent: str
 
-    def init(self, w: Weights) -> Tree:
+    def init(self, w: Params) -> Tree:
         return self.trainer.init(w)
 
-    def step(self, carry: Tree, batch: Tree, pool: Tree, lr: Tensor, *extra: Tensor) -> Tree:
+    def step(self, carry: Carry, batch: Tree, pool: Tree, lr: Tensor, *extra: Tensor) -> Carry:
         """A step down CE(x, y) + α CE(z, label) + β KL(softmax(h(echo)) ‖ softmax(f(x))): Eq. 5, where α = 1, β = 0."""
         model = self.trainer.model
         alpha, beta = extra
         x, y = samples(batch, pool)
 
-        def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
+        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, tuple[()]]:
             w = {**trained, **buffers}
             output = model(w, x, train=True)
             loss = cross_entropy(output, y, batch["mask"], trained)
@@ -63,5 +63,46 @@ class GuidedTrainer:
                 teacher = model(w, batch["echo"], start=self.latent).logits.detach()
                 loss = loss + batch["on"] * beta * divergence(teacher, output.logits, batch["mask"])
             return loss, output.buffers, ()
+
+        return self.trainer.descend(carry, lr, objective)[0]
+
+
+@dataclass(frozen=True)
+class Distiller:
+    """Learns from a pool of inputs `x` (which enter the model at `layer`) and the teachers' `logits` on them."""
+
+    trainer: Trainer
+    temperature: float = 1.0
+    layer: str | None = None
+
+    def init(self, w: Params) -> Tree:
+        return self.trainer.init(w)
+
+    def loss(self, student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+        """T² KL(softmax(teacher / T) ‖ softmax(student / T)) (Hinton et al. 2015)."""
+        return self.temperature**2 * divergence(teacher / self.temperature, student / self.temperature, mask)
+
+    def step(self, carry: Carry, batch: Tree, taught: Tree, lr: Tensor) -> Carry:
+        """One step on soft labels alone."""
+        x, teacher = taught["x"][batch["index"]], taught["logits"][batch["index"]]
+
+        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, tuple[()]]:
+            output = self.trainer.model({**trained, **buffers}, x, train=True, start=self.layer)
+            return self.loss(output.logits, teacher, batch["mask"]), output.buffers, ()
+
+        return self.trainer.descend(carry, lr, objective)[0]
+
+    def step_with_own(self, carry: Carry, batch: Tree, taught: Tree, lr: Tensor, own: Tree) -> Carry:
+        """One step on soft labels and on a batch `own` of the student's data, whose BatchNorm statistics are kept."""
+        mine, theirs = batch["own"], batch["taught"]
+        x, teacher = taught["x"][theirs["index"]], taught["logits"][theirs["index"]]
+        own_x, own_y = samples(mine, own)
+
+        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, tuple[()]]:
+            w = {**trained, **buffers}
+            output = self.trainer.model(w, own_x, train=True)
+            loss = cross_entropy(output, own_y, mine["mask"], trained)
+            logits = self.trainer.model(w, x, train=True, start=self.layer).logits
+            return loss + self.loss(logits, teacher, theirs["mask"]), output.buffers, ()
 
         return self.trainer.descend(carry, lr, objective)[0]

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
 from fedgist.learning.distillation import divergence
 from fedgist.learning.evaluation import BATCH
-from fedgist.learning.optimisers import Adam, Weights
+from fedgist.learning.optimisers import Adam
 from fedgist.learning.training import Trainer
-from fedgist.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Ensemble:
 
     model: Model
 
-    def logits(self, members: Weights, shares: Tensor, x: Tensor) -> Tensor:
+    def logits(self, members: Params, shares: Tensor, x: Tensor) -> Tensor:
         """Σ_k s_k f(x; w_k) for stacked weights; in evaluation mode, one member after the other to save memory."""
 
         def said(x: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ class Ensemble:
 
         return torch.cat([said(part) for part in x.split(BATCH[x.device.type])])
 
-    def hits(self, members: Weights, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def hits(self, members: Params, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """How many images of each label the ensemble gets right: [classes]."""
         right = self.logits(members, shares, x).argmax(1) == y
         return (right[:, None] & (y[:, None] == torch.arange(self.model.classes, device=y.device))).sum(0)
@@ -47,7 +48,7 @@ class Student:
     def step(self, carry: Tree, batch: Tree, pool: Tree) -> Tree:
         x, teacher = pool["x"][batch["index"]], pool["teacher"][batch["index"]]
 
-        def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
+        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, Tree]:
             output = self.trainer.model({**trained, **buffers}, x, train=True)
             everyone = torch.ones(len(x), dtype=x.dtype, device=x.device)
             return divergence(teacher, output.logits, everyone), output.buffers, ()
@@ -56,8 +57,8 @@ class Student:
 
 
 async def distil(
-    model: Model, w: Weights, x: Tensor, teacher: Tensor, steps: int, batch: int, lr: float, rng: Rng
-) -> Weights:
+    model: Model, w: Params, x: Tensor, teacher: Tensor, steps: int, batch: int, lr: float, rng: Rng
+) -> Params:
     """`w` after `steps` of Adam towards the teacher's logits on images `x`; the rate falls along a cosine to zero."""
     student = Student(Trainer(model, Adam()))
     rates = lr * 0.5 * (1 + torch.cos(torch.arange(steps) * (math.pi / max(1, steps))))

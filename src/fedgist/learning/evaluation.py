@@ -1,64 +1,16 @@
-"""Evaluation: server-held models directly, client-held models by an exchange, so that it works across machines too."""
+"""Evaluation: how much of a test set a model gets right."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Params, message, wire
-from fedgist.core.rng import Rng
+from fedgist.core.message import Params
+from fedgist.core.task import Model, Samples
 from fedgist.core.work import compute
-from fedgist.learning.optimisers import Weights
-from fedgist.models.model import Model
 
 BATCH = {"cpu": 200, "cuda": 1000}
 """Images at once: few enough for a CPU's caches, many enough to keep a GPU busy."""
-
-
-@message
-class Evaluate:
-    """Test your own model on your own test set."""
-
-
-@message
-class EvaluateThis:
-    """Test these weights (with your own buffers, where they are yours) on your own test set."""
-
-    w: Params
-
-
-@message
-class Score:
-    """Accuracies of the answering clients, as a sum; and the squares of how far each is from a half."""
-
-    accuracy: float = wire(additive=True)
-    squares: float = wire(additive=True)
-    clients: int = wire(torch.int64, additive=True)
-
-
-@message
-class EvaluateOwnLabels:
-    """Test your own model on your share, one of `shares`, of the test images of the labels that you hold."""
-
-    shares: int
-
-
-@message
-class EvaluateThisOnOwnLabels:
-    """The same for these weights, with whatever you keep of your own in their place."""
-
-    w: Params
-    shares: int
-
-
-@message
-class Hits:
-    """How many test images the answering clients classified, and how many of them correctly, as sums."""
-
-    correct: int = wire(torch.int64, additive=True)
-    images: int = wire(torch.int64, additive=True)
 
 
 @dataclass(frozen=True)
@@ -67,47 +19,14 @@ class Classifier:
 
     model: Model
 
-    def correct(self, w: Weights, x: Tensor, y: Tensor) -> Tensor:
+    def correct(self, w: Params, x: Tensor, y: Tensor) -> Tensor:
         """How many of the images are classified as their labels say."""
         size = BATCH[x.device.type]
         parts = zip(x.split(size), y.split(size), strict=True)
         return sum(((self.model(w, a).logits.argmax(1) == b).sum() for a, b in parts), torch.zeros((), device=y.device))
 
 
-async def accuracy(model: Model, w: Weights, test: tuple[Tensor, Tensor]) -> float:
+async def accuracy(model: Model, w: Params, test: Samples) -> float:
     """The fraction of the test set that a model gets right."""
     correct = await compute(Classifier(model).correct, w, *test)
     return float(correct) / max(1, len(test[1]))
-
-
-async def score(model: Model, w: Weights, me: Site) -> Score:
-    """A client's reply to an evaluation; a client without a test set counts for nothing."""
-    if me.data.test is None or len(me.data.test[1]) == 0:
-        return Score(0.0, 0.0, 0)
-    mine = await accuracy(model, w, me.data.test)
-    return Score(mine, (mine - 0.5) ** 2, 1)
-
-
-async def over_clients(fed: Federation, request: object) -> dict[str, float]:
-    """Mean and deviation of the accuracies of all clients that have a test set; `request` may be one for each."""
-    total = (await fed.ask(request if isinstance(request, dict) else fed.ids, request, Score)).sum
-    clients = max(1, total.clients)
-    mean = float(total.accuracy) / clients
-    variance = float(total.squares) / clients - (mean - 0.5) ** 2 if total.clients else 0.0
-    return {"accuracy": mean, "deviation_between_clients": math.sqrt(max(0.0, variance))}
-
-
-async def hits_on_own_labels(model: Model, w: Weights, me: Site, shares: int) -> Hits:
-    """A client's part in the evaluation of FedGen's released code: only the labels it holds, cut like a cake."""
-    if me.data.test is None or me.data.n == 0:
-        return Hits(0, 0)
-    x, y = me.data.test
-    first = int(Rng(me.rng.root)("test share", me.id).integers(shares, 1))  # the same images in every round
-    mine = torch.isin(y, me.data.y.unique()).nonzero().flatten()[first::shares]
-    return Hits(int(await compute(Classifier(model).correct, w, x[mine], y[mine])), len(mine))
-
-
-async def pooled_over_clients(fed: Federation, request: object) -> float:
-    """The fraction of all clients' test images together that are classified correctly."""
-    total = (await fed.ask(request if isinstance(request, dict) else fed.ids, request, Hits)).sum
-    return float(total.correct) / max(1, total.images)

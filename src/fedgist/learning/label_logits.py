@@ -10,23 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.federation import Site
+from fedgist.core.message import Params
 from fedgist.core.tree import Tree
-from fedgist.core.work import scan
-from fedgist.learning.optimisers import Weights
-from fedgist.learning.training import LocalOptions, Trainer, cross_entropy, samples
-from fedgist.options import option
+from fedgist.learning.training import Carry, Trainer, cross_entropy, samples
 
-
-@dataclass(frozen=True)
-class LogitOptions:
-    """Options of the methods that share mean logits."""
-
-    form: str = option("kl", "Pull to the mean logits: divergence of softmaxes, or squares.", choices=("kl", "mse"))
-    pull: float = option(1.0, "Weight of that pull; 10 is usual with form=mse.", low=0)
-    memory: str = option(
-        "round", "Logits that a client averages: those of the round, or of the whole run.", choices=("round", "run")
-    )
+Told = tuple[Carry, Tensor, Tensor]
+"""Weights and optimiser state, the sums of logits by label [C, C] and how many there are of each [C]."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +33,13 @@ class LogitTrainer:
         return F.kl_div(inputs, targets, reduction="none", log_target=True).sum(1)
 
     def step(
-        self, carry: Tree, batch: Tree, pool: Tree, lr: Tensor, table: Tensor, known: Tensor, pull: Tensor
-    ) -> Tree:
+        self, carry: Told, batch: Tree, pool: Tree, lr: Tensor, table: Tensor, known: Tensor, pull: Tensor
+    ) -> Told:
         """One step: (weights and optimiser state, sums of logits [C, C], counts [C]) -> the same after it."""
         inner, sums, counts = carry
         (x, y), mask = samples(batch, pool), batch["mask"]
 
-        def objective(trained: Weights, buffers: Weights) -> tuple[Tensor, Weights, Tree]:
+        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, Tensor]:
             output = self.trainer.model({**trained, **buffers}, x, train=True)
             drawn = (self.distance(output.logits, table[y]) * known[y] * mask).sum() / mask.sum()
             return cross_entropy(output, y, mask, trained) + pull * drawn, output.buffers, output.logits
@@ -58,36 +47,6 @@ class LogitTrainer:
         inner, logits = self.trainer.descend(inner, lr, objective)
         held = (y[:, None] == torch.arange(len(known), device=y.device)).to(logits.dtype) * mask[:, None]
         return inner, sums + held.T @ logits, counts + held.sum(0)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a client learned in a round, and what it has to tell."""
-
-    w: Weights
-    means: Tensor
-    """Mean logits by label, zeros where it holds none: [C, C]."""
-    held: Tensor
-    """1 for the labels that it holds, else 0: [C]."""
-
-
-async def train_towards(
-    options: LocalOptions, logits: LogitOptions, trainer: Trainer, me: Site, w: Weights, table: Tensor, known: Tensor
-) -> Lesson:
-    """One round of a client's training towards the mean logits `table` of the `known` labels."""
-    plan = options.plan(me.data, me.rng("batches"))
-    state = me.state.get("optimiser") if options.keep_momentum else None
-    fresh = torch.zeros_like(table), torch.zeros_like(known)
-    sums, counts = me.state.get("logits", fresh) if logits.memory == "run" else fresh
-    lr, pull = torch.tensor([options.lr_at(me.round), logits.pull], dtype=torch.float64)  # rounded where they are used
-    learner = LogitTrainer(trainer, logits.form)
-    carry = ((w, state or trainer.init(w)), sums, counts)
-    (w, state), sums, counts = await scan(learner.step, carry, plan, me.data.pool, lr, table, known, pull)
-    if options.keep_momentum:
-        me.state["optimiser"] = state
-    if logits.memory == "run":
-        me.state["logits"] = sums, counts
-    return Lesson(w, sums / counts.clamp_min(1)[:, None], (counts > 0).to(known.dtype))
 
 
 def mean_logits(means: Tensor, holders: Tensor, otherwise: Tensor) -> Tensor:

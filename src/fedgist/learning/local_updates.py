@@ -5,22 +5,9 @@ gradient of step s and a_s = (1 − ρ^(τ−s)) / (1 − ρ) for s = 0 … τ �
 al. 2020, Section 4.1) divides updates by Σ_s a_s, and it is what SCAFFOLD's K must be when there is momentum.
 """
 
-from fedgist.core.errors import FedgistError
-from fedgist.learning.global_model import GlobalModelOptions
-
 
 def effective_steps(steps: int, momentum: float) -> float:
     """‖a‖₁ = Σ_s a_s = [τ − ρ (1 − ρ^τ) / (1 − ρ)] / (1 − ρ); without momentum it is the number of steps τ."""
     if momentum == 0:
         return float(steps)
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-
-
-def check_updates(method: str, options: GlobalModelOptions) -> None:
-    """Refuse the options with which an update is not a weighted sum of the round's gradients."""
-    if options.optimiser != "sgd":
-        raise FedgistError(f"{method} divides updates by the steps that sgd takes: set optimiser to sgd")
-    if options.keep_momentum:
-        raise FedgistError(f"{method} counts on momentum that starts at zero in each round: set keep_momentum to false")
-    if not options.common_start:
-        raise FedgistError(f"{method} sends updates of the server's weights: set common_start to true")

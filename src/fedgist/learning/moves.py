@@ -9,7 +9,7 @@ from torch import Tensor
 from fedgist.core.rng import Rng
 
 
-def draw(shape: tuple[int, ...], crop: int, flip: bool, rng: Rng) -> Tensor:
+def draw_moves(shape: tuple[int, ...], crop: int, flip: bool, rng: Rng) -> Tensor:
     """How far down and right of its place each pixel of an image is read, and whether it is mirrored: [*shape, 3].
 
     A shift by up to `crop` pixels is a cut of the image's size out of one with a border of that width.
@@ -19,7 +19,7 @@ def draw(shape: tuple[int, ...], crop: int, flip: bool, rng: Rng) -> Tensor:
     return torch.cat([shifts, mirrored], -1)
 
 
-def moved(x: Tensor, moves: Tensor) -> Tensor:
+def move(x: Tensor, moves: Tensor) -> Tensor:
     """Images [n, channels, height, width], each as its row of `moves` says; 0 is what lies outside of an image."""
     height, width = x.shape[2:]
     down, right, mirrored = moves[..., None].unbind(1)

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.tree import Tree
 from fedgist.core.work import stacked
 
-Weights = dict[str, Tensor]
-
 
 class Optimiser(Protocol):
-    def init(self, w: Weights) -> Tree: ...
+    def init(self, w: Params) -> Tree: ...
 
-    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]: ...
+    def step(self, w: Params, gradient: Params, state: Tree, lr: float | Tensor) -> tuple[Params, Tree]: ...
 
 
-def add_scaled(a: Weights, scale: float | Tensor, b: Weights) -> Weights:
+def add_scaled(a: Params, scale: float | Tensor, b: Params) -> Params:
     """a + scale · b, in one call for all tensors where that is possible: the Python cost counts for small nets."""
     if stacked():
         if isinstance(scale, Tensor):
@@ -46,10 +45,10 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def init(self, w: Weights) -> Tree:
+    def init(self, w: Params) -> Tree:
         return tree.zeros_like(w) if self.momentum else {}
 
-    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
+    def step(self, w: Params, gradient: Params, state: Tree, lr: float | Tensor) -> tuple[Params, Tree]:
         if self.weight_decay:
             gradient = add_scaled(gradient, self.weight_decay, w)
         if self.momentum:
@@ -66,7 +65,7 @@ class Adam:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
 
-    def init(self, w: Weights) -> Tree:
+    def init(self, w: Params) -> Tree:
         some = next(iter(w.values()))
         return {
             "m": tree.zeros_like(w),
@@ -74,7 +73,7 @@ class Adam:
             "t": torch.zeros((), dtype=torch.int64, device=some.device),
         }
 
-    def step(self, w: Weights, gradient: Weights, state: Tree, lr: float | Tensor) -> tuple[Weights, Tree]:
+    def step(self, w: Params, gradient: Params, state: Tree, lr: float | Tensor) -> tuple[Params, Tree]:
         if self.weight_decay:
             gradient = add_scaled(gradient, self.weight_decay, w)
         t = state["t"] + 1

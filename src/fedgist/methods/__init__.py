@@ -5,6 +5,7 @@ Folders named in the environment variable FEDGIST_METHODS are scanned too, for m
 
 import importlib
 import importlib.util
+import logging
 import os
 import pkgutil
 import sys
@@ -18,13 +19,15 @@ from typing import Any
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.method import Method
 
+log = logging.getLogger("fedgist")
+
 ELSEWHERE = "fedgist_methods"
 
 
 @cache
-def registry() -> dict[str, type[Method]]:
+def registry() -> dict[str, type[Method[Any]]]:
     """Name -> class of every method, sorted."""
-    found: dict[str, type[Method]] = {}
+    found: dict[str, type[Method[Any]]] = {}
     for module in _modules():
         for method in filter(is_method, vars(module).values()):
             known = found.setdefault(method.name, method)
@@ -44,21 +47,22 @@ def _modules() -> Iterator[ModuleType]:
     package = sys.modules[ELSEWHERE] = ModuleType(ELSEWHERE)
     package.__path__ = [str(folder) for folder in folders]
     for found in pkgutil.iter_modules(package.__path__):
-        yield _from_elsewhere(found.name)
+        try:
+            yield importlib.import_module(f"{ELSEWHERE}.{found.name}")
+        except Exception as error:  # of somebody's own file: whatever it is, it is no reason not to run the others
+            log.warning(f"{_explain(error, found.name)}; the methods in this file are left out")
 
 
-def _from_elsewhere(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"{ELSEWHERE}.{name}")
-    except Exception as error:
-        file = str(getattr(importlib.util.find_spec(f"{ELSEWHERE}.{name}"), "origin", name))
-        lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = file if line is None else f"{file}, line {line}"
-        raise FedgistError(f"{where}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
+def _explain(error: Exception, name: str) -> str:
+    """Where in a file from elsewhere it went wrong, and what."""
+    file = str(getattr(importlib.util.find_spec(f"{ELSEWHERE}.{name}"), "origin", name))
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == file]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    where = file if line is None else f"{file}, line {line}"
+    return f"{where}: {type(error).__name__}: {getattr(error, 'msg', error)}"
 
 
-def _file(method: type[Method]) -> str | None:
+def _file(method: type[Method[Any]]) -> str | None:
     return sys.modules[method.__module__].__file__
 
 
@@ -67,7 +71,7 @@ def is_method(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Method) and "name" in vars(value)
 
 
-def find(name: str) -> type[Method]:
+def find(name: str) -> type[Method[Any]]:
     """The method of that name."""
     if name not in registry():
         raise unknown("method", name, registry())

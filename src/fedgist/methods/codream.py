@@ -9,108 +9,95 @@ Deviations from the paper (docs/codream.md tells more):
 6. Dreaming alone (collaborate=false): every client makes a whole batch and shows its share of it, with its own labels.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Answers, Federation, Site
-from fedgist.core.message import Bounds, Done, Params, float16, float32, message, uint8, wire
-from fedgist.core.method import Task
-from fedgist.core.rng import Rng
-from fedgist.core.work import compute, scan
-from fedgist.learning.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
-from fedgist.models.model import Model
-from fedgist.options import option
+import fedgist.api as fg
+from fedgist.families.traffic import payload, warn_if_dearer
 from fedgist.synthesis.dream_optimisers import BITS, NAMES, decode, dream_optimiser, encode, grid
 from fedgist.synthesis.dream_spaces import SpaceOptions, dream_space
-from fedgist.synthesis.dream_traffic import warn_of_traffic
-from fedgist.synthesis.inversion import Dreamer, DreamOptions, Unsure, has_statistics
-
-log = logging.getLogger("fedgist")
+from fedgist.synthesis.inversion import DreamOptions, Unsure
 
 
 @dataclass(frozen=True)
-class Config(TaughtOptions, DreamOptions, SpaceOptions):
-    collaborate: bool = option(True, "Dream together; false is the control, each client alone, pooled at the server.")
-    offload: bool = option(False, "Clients show their models, and the server dreams in their place.")
-    exchanges: int = option(2000, "Exchanges in which a batch is dreamt.", low=1)
-    dream_optimiser: str = option("distadam", "How clients' updates of the dreams are combined.", choices=NAMES)
-    local_steps: int = option(5, "fedavg, fedadam: Adam steps M of a client in an exchange.", low=1)
-    dream_lr: float = option(0.05, "Learning rate of the dreams.", above=0)
-    server_lr: float | None = option(None, "fedavg, fedadam: rate of the server, if not 1 and dream_lr.", above=0)
-    adaptive: float = option(0.0, "distadam: weight of seeking where the student is unsure, once it learns.", low=0)
-    bits: int = option(32, "Bits of a number in an update: 32, 16, or 8 (then dreams travel in 16).", choices=BITS)
-    labels: str = option("logits", "What is averaged to a soft label.", choices=("logits", "probabilities"))
+class Config(fg.TaughtOptions, DreamOptions, SpaceOptions):
+    collaborate: bool = fg.option(True, "Dream together; false is the control, each client alone, pooled at a server.")
+    offload: bool = fg.option(False, "Clients show their models, and the server dreams in their place.")
+    exchanges: int = fg.option(2000, "Exchanges in which a batch is dreamt.", low=1)
+    dream_optimiser: str = fg.option("distadam", "How clients' updates of the dreams are combined.", choices=NAMES)
+    local_steps: int = fg.option(5, "fedavg, fedadam: Adam steps M of a client in an exchange.", low=1)
+    dream_lr: float = fg.option(0.05, "Learning rate of the dreams.", above=0)
+    server_lr: float | None = fg.option(None, "fedavg, fedadam: rate of the server, if not 1 and dream_lr.", above=0)
+    adaptive: float = fg.option(0.0, "distadam: weight of seeking where the student is unsure, once it learns.", low=0)
+    bits: int = fg.option(32, "Bits of a number in an update: 32, 16, or 8 (then dreams travel in 16).", choices=BITS)
+    labels: str = fg.option("logits", "What is averaged to a soft label.", choices=("logits", "probabilities"))
 
 
-@message
+@fg.message
 class Dreams:
     """The dreams x̂, or the codes and the generator that make them; reply in this unit, in so many bits."""
 
-    v: Params = wire(float32, float16, shape="dreams")
-    unit: float = wire(paper=False)
-    bits: int = wire(torch.int64, paper=False)
+    v: fg.Params = fg.wire(fg.float32, fg.float16, shape="dreams")
+    unit: float = fg.wire(paper=False)
+    bits: int = fg.wire(torch.int64, paper=False)
 
 
-@message
+@fg.message
 class DreamUpdate:
     """The gradient of ℓ̃_k (or what M local steps did to the dreams) times p_k / unit, and p_k / unit."""
 
-    update: Params = wire(float32, float16, uint8, shape="dreams", additive=True)
-    p: float = wire(additive=True, paper=False)
+    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True)
+    p: float = fg.wire(additive=True, paper=False)
 
 
-@message
+@fg.message
 class Label:
     """The finished dreams."""
 
-    v: Params = wire(float32, float16, shape="dreams")
+    v: fg.Params = fg.wire(fg.float32, fg.float16, shape="dreams")
 
 
-@message
+@fg.message
 class SoftLabels:
     """p_k times what the client's model says about the dreams, and p_k."""
 
-    outputs: Tensor = wire(shape=("count", "classes"), additive=True)
-    p: float = wire(additive=True, paper=False)
+    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True)
+    p: float = fg.wire(additive=True, paper=False)
 
 
-@message
+@fg.message
 class DreamAlone:
     """Dream by yourself (collaborate=false), and show so many of your dreams."""
 
     share: int
 
 
-@message
+@fg.message
 class OwnDreams:
     """A client's own dreams and its outputs on them, which the server sees."""
 
-    x: Tensor = wire(float32, float16, shape=("count", "size"))
-    outputs: Tensor = wire(shape=("count", "classes"))
+    x: Tensor = fg.wire(fg.float32, fg.float16, shape=("count", "size"))
+    outputs: Tensor = fg.wire(shape=("count", "classes"))
 
 
-@message
+@fg.message
 class ShowModel:
     """Show your model (offload=true)."""
 
 
-@message
+@fg.message
 class ShownModel:
     """A client's model and p_k, which the server sees."""
 
-    w: Params
-    p: float = wire(paper=False)
+    w: fg.Params
+    p: float = fg.wire(paper=False)
 
 
-class CoDream(Taught):
+class CoDream(fg.Taught[Config]):
     name = "codream"
     summary = "Clients optimise inputs together through sums of gradients and distil from them (Co-Dream, 2023)."
     citation = """@article{singh2024codream,
@@ -120,7 +107,6 @@ class CoDream(Taught):
   journal = {arXiv preprint arXiv:2402.15968},
   year    = {2024}
 }"""
-    Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "resnet18", "clients": 2, "partition": "iid", "limit": 6000}
         | {"rounds": 400, "epochs": 5, "batch": 256, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
@@ -135,52 +121,56 @@ class CoDream(Taught):
         | {"dreams": 6, "exchanges": 3, "active": 0.6, "buffer": 9, "distil_steps": 2, "distil_batch": 4},
     }
 
-    def __init__(self, config: Any, task: Task):
-        super().__init__(config, task)
+    def __init__(self, config: Config, task: fg.Task):
         self.space = dream_space(config, task)
-        self.inputs, self.layer = self.space.shape, config.layer
+        super().__init__(config, task, self.space.shape, config.layer)
         self.optimiser = dream_optimiser(config.dream_optimiser, config.dream_lr, config.server_lr)
+        self.local_steps = 0 if config.dream_optimiser == "distadam" else config.local_steps
         self.dream_lr = torch.tensor(config.dream_lr, dtype=torch.float64)  # one for all: brought to a GPU once
-        models = task.models.values()
-        self.dreamers = {model: Dreamer(config.objective(model, config.layer), self.space) for model in models}
+        self.dreamers = config.dreamers(task.models, self.space, config.layer)
         together = config.collaborate and not config.layer
         if config.adaptive and not (together and config.dream_optimiser == "distadam"):
-            raise FedgistError("adaptive needs dream_optimiser=distadam, collaborate=true and no layer")
+            raise fg.FedgistError("adaptive needs dream_optimiser=distadam, collaborate=true and no layer")
         if config.generator and not (together and config.bits > 8):
-            raise FedgistError("generator needs collaborate=true and bits=16 or more")
+            raise fg.FedgistError("generator needs collaborate=true and bits=16 or more")
         if config.offload and not config.collaborate:
-            raise FedgistError("offload needs collaborate=true: who dreams alone shows its dreams, not its model")
-        if config.layer and config.learners == "server":
-            raise FedgistError("learners=server has nobody learn with layer, where there is no student: set it to all")
+            raise fg.FedgistError("offload needs collaborate=true: who dreams alone shows its dreams, not its model")
         # A client answers nothing that its configuration does not need: together, only sums ever leave it.
         needless = {DreamAlone: config.collaborate, ShowModel: not config.offload}
-        vars(self)["handlers"] = {request: h for request, h in self.handlers.items() if not needless.get(request)}
-        for name, model in task.models.items():
-            if config.statistics and not has_statistics(model, config.layer):
-                log.warning(f"codream: dreams pass no BatchNorm in {name}, so its BatchNorm term (Eq. 6) is absent")
-        warn_of_traffic(config, self.space, self.model, task.classes)
+        self.handlers = {request: h for request, h in self.handlers.items() if not needless.get(request)}
+        warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")
 
-    def bounds(self, model: str) -> Bounds:
-        sizes = {"count": self.config.dreams, "size": math.prod(self.space.shape), "classes": self.task.classes}
+    def bounds(self, model: str) -> fg.Bounds:
+        sizes = {"count": self.config.dreams, "size": math.prod(self.space.shape)}
         return {**super().bounds(model), "dreams": self.space.shapes, **sizes}
 
-    # The server
+    def traffic(self) -> int:
+        """The payload of a client and round, up and down."""
+        config, blank = self.config, self.space.start(fg.Rng(0))
+        v, x = fg.tree.map(self.light, blank), self.light(torch.zeros(config.dreams, math.prod(self.space.shape)))
+        outputs, dreamt = torch.zeros(config.dreams, self.task.classes), encode(blank, config.bits, fg.Rng(0))
+        taught = payload(self, fg.Lesson(x, outputs)) * (config.learners == "all")
+        if not config.collaborate:
+            return taught + payload(self, OwnDreams(x, outputs))
+        exchange = config.exchanges * payload(self, Dreams(v, 1.0, config.bits), DreamUpdate(dreamt, 1.0))
+        shown = payload(self, ShownModel(self.model.init(fg.Rng(0)), 1.0))
+        return taught + (shown if config.offload else exchange) + payload(self, Label(v), SoftLabels(outputs, 1.0))
 
-    def server_init(self, rng: Rng) -> Any:
+    def server_init(self, rng: fg.Rng) -> fg.State:
         state = {**self.student_init(rng), "dreams": torch.zeros(0, *self.inputs)}
         return {**state, "v": self.space.start(rng("generator"))} if self.config.generator else state
 
-    async def round(self, state: Any, fed: Federation) -> Any:
-        trained = await fed.ask(fed.sample(self.config.active), Train(), Trained)
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        trained = await fed.ask(fed.sample(self.config.active), fg.Train(), fg.Trained)
         if trained.sum.p == 0:  # nobody who answered holds any data
             return state
         cohort = trained.ids  # the same clients for the whole round, so that a batch is dreamt of by one set of models
         if self.config.collaborate:
             v = await self.dream(state, fed, cohort, trained.sum.p / len(cohort))
-            labels = (await fed.ask(cohort, Label(tree.map(self.light, v)), SoftLabels)).sum
+            labels = (await fed.ask(cohort, Label(fg.tree.map(self.light, v)), SoftLabels)).sum
             if labels.p == 0:  # those who hold data are gone by now
                 return state
-            x, outputs = await compute(self.space.render, v), labels.outputs / labels.p
+            x, outputs = await fg.compute(self.space.render, v), labels.outputs / labels.p
             state = state | {"v": v} if self.config.generator else state
         else:
             alone = await fed.ask(cohort, DreamAlone(math.ceil(self.config.dreams / len(cohort))), OwnDreams)
@@ -191,85 +181,70 @@ class CoDream(Taught):
         logits = outputs if self.config.labels == "logits" else outputs.clamp_min(1e-8).log()
         if self.layer is None:  # activations are no pictures
             fed.show("dreams", x, logits.softmax(1))
-        state = {**state, "dreams": x, "buffer": self.remember(state["buffer"], x, logits)}
-        if self.config.learners == "all":
-            await fed.ask(cohort, Lesson(self.light(x.flatten(1)), logits), Done)
-        return {**state, "w": await self.teach_student(state, fed)}
+        return await self.teach({**state, "dreams": x}, fed, cohort, x, logits, sent=self.light(x))
 
-    async def dream(self, state: Any, fed: Federation, cohort: Sequence[str], mean_p: float) -> Params:
+    async def dream(self, state: fg.State, fed: fg.Federation, cohort: Sequence[str], mean_p: float) -> fg.Params:
         """Knowledge extraction: exchange by exchange, the cohort's mean update moves the dreams (Eq. 4)."""
-        v = await compute(tree.copy, self.space.start(fed.rng("dreams")))  # brings it to where it is computed on
-        if self.config.generator:
-            v = {**state["v"], "z": v["z"]}
+        v = await fg.compute(fg.tree.copy, self.space.start(fed.rng("dreams")))  # brings it to where it is computed on
+        v = {**state["v"], "z": v["z"]} if self.config.generator else v
         moments, printed = self.optimiser.init(v), self.config.weighting == "inverse"
         shown = await fed.ask(cohort, ShowModel(), ShownModel) if self.config.offload else None
         scale, bits = 1.0, 32  # the first updates are sent whole: how large they are is not known yet
         for _ in range(self.config.exchanges):
             unit = scale if printed else scale * mean_p
             if shown is None:
-                answers = await fed.ask(cohort, Dreams(tree.map(self.light, v), unit, bits), DreamUpdate)
+                answers = await fed.ask(cohort, Dreams(fg.tree.map(self.light, v), unit, bits), DreamUpdate)
                 total, p = decode(answers.sum.update, len(answers), bits), answers.sum.p
             else:
                 total, p = await self.offloaded(fed, shown, v, unit)
-            update = tree.scale(total, unit if printed else 1 / p if p else 0.0)
+            update = fg.tree.scale(total, unit if printed else 1 / p if p else 0.0)
             if self.config.adaptive and len(state["buffer"]["x"]):
-                unsure = await compute(Unsure(self.model, self.space).gradient, v, state["w"])
-                update = tree.add(update, tree.scale(unsure, self.config.adaptive))
-            v, moments = await compute(self.optimiser.step, v, update, moments)
-            bits = self.config.bits
-            scale = grid(update, bits)
+                unsure = await fg.compute(Unsure(self.model, self.space).gradient, v, state["w"])
+                update = fg.tree.add(update, fg.tree.scale(unsure, self.config.adaptive))
+            v, moments = await fg.compute(self.optimiser.step, v, update, moments)
+            bits, scale = self.config.bits, grid(update, self.config.bits)
         return v
 
-    async def offloaded(self, fed: Federation, shown: Answers, v: Params, unit: float) -> tuple[Params, float]:
+    async def offloaded(
+        self, fed: fg.Federation, shown: fg.Answers[ShownModel], v: fg.Params, unit: float
+    ) -> tuple[fg.Params, float]:
         """What the clients would have sent, from the models that they have shown."""
-        total, p = tree.zeros_like(v), 0.0
+        total, p = fg.tree.zeros_like(v), 0.0
         for id in shown:
-            share = shown[id].p / unit
-            if share > 0:
-                moved = await self.move(self.task.models[fed.info[id]["model"]], shown[id].w, v)
-                total, p = tree.add(total, tree.scale(moved, share)), p + share
+            if (share := shown[id].p / unit) > 0:
+                dreamer = self.dreamers[self.task.models[fed.info[id]["model"]]]
+                update = await dreamer.update(v, shown[id].w, self.local_steps, self.dream_lr)
+                total, p = fg.tree.add(total, fg.tree.scale(update, share)), p + share
         return total, p
 
     def light(self, x: Tensor) -> Tensor:
         """Dreams as they travel."""
         return x if self.config.bits == 32 else x.half()
 
-    # A client, or the server in its place
-
-    async def move(self, model: Model, w: Params, v: Params) -> Params:
-        """A model's gradient, or its pseudo-gradient after M local steps."""
-        if self.config.dream_optimiser == "distadam":
-            found: Params = await compute(self.dreamers[model].gradient, v, w)
-            return found
-        return tree.sub(await self.descend(model, w, v, self.config.local_steps), v)
-
-    async def descend(self, model: Model, w: Params, v: Params, steps: int) -> Params:
-        dreamer, device = self.dreamers[model], next(iter(v.values())).device
-        v, _ = await scan(dreamer.step, (v, dreamer.adam.init(v)), torch.arange(steps, device=device), w, self.dream_lr)
-        return v
-
-    # A client
-
-    async def update(self, me: Site, msg: Dreams) -> DreamUpdate:
-        p = self.p(me) / msg.unit
-        if p > 0:
-            update = tree.scale(await self.move(self.model_of(me), me.state["w"], msg.v), p)
-        else:  # a client without data has nothing to say
-            update = tree.zeros_like(msg.v)
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Dreams) -> DreamUpdate:
+        p, update = fg.client_weight(self.config, me) / msg.unit, fg.tree.zeros_like(msg.v)
+        if p > 0:  # a client without data has nothing to say
+            dreamer = self.dreamers[self.model_of(me)]
+            update = fg.tree.scale(await dreamer.update(msg.v, me.state["w"], self.local_steps, self.dream_lr), p)
         return DreamUpdate(encode(update, msg.bits, me.rng), p)
 
-    async def label(self, me: Site, msg: Label) -> SoftLabels:
-        return SoftLabels(self.p(me) * await self.outputs(me, msg.v), self.p(me))
+    @fg.handler
+    async def label(self, me: fg.Site, msg: Label) -> SoftLabels:
+        p = fg.client_weight(self.config, me)
+        return SoftLabels(p * await self.outputs(me, msg.v), p)
 
-    async def outputs(self, site: Site, v: Params) -> Tensor:
-        logits: Tensor = await compute(self.dreamers[self.model_of(site)].logits, v, site.state["w"])
+    async def outputs(self, me: fg.Site, v: fg.Params) -> Tensor:
+        logits = await fg.compute(self.dreamers[self.model_of(me)].logits, v, me.state["w"])
         return logits if self.config.labels == "logits" else logits.softmax(1)
 
-    async def alone(self, me: Site, msg: DreamAlone) -> OwnDreams:
-        steps = self.config.exchanges * (1 if self.config.dream_optimiser == "distadam" else self.config.local_steps)
-        v = await self.descend(self.model_of(me), me.state["w"], self.space.start(me.rng("dreams")), steps)
+    @fg.handler
+    async def alone(self, me: fg.Site, msg: DreamAlone) -> OwnDreams:
+        dreamer, steps = self.dreamers[self.model_of(me)], self.config.exchanges * max(1, self.local_steps)
+        v = await dreamer.descend(self.space.start(me.rng("dreams")), me.state["w"], steps, self.dream_lr)
         shown = msg.share if me.data.n else 0
         return OwnDreams(self.light(v["x"].flatten(1))[:shown], (await self.outputs(me, v))[:shown])
 
-    async def show(self, me: Site, msg: ShowModel) -> ShownModel:
-        return ShownModel(me.state["w"], self.p(me))
+    @fg.handler
+    async def show(self, me: fg.Site, msg: ShowModel) -> ShownModel:
+        return ShownModel(me.state["w"], fg.client_weight(self.config, me))

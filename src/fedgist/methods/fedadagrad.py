@@ -6,14 +6,13 @@ Deviations from the paper:
 2. BatchNorm, which the paper does not use: its statistics are averaged, or stay local, and never pass through Adagrad.
 """
 
-from fedgist.learning.server_optimisers import AdaptiveServer, ServerAdagrad, profiles
+import fedgist.api as fg
+from fedgist.families.server_optimisers import profiles
+from fedgist.learning.server_optimisers import ServerAdagrad
 
 
-class FedAdagrad(AdaptiveServer):
+class FedAdagrad(fg.AdaptiveServer):
     name = "fedadagrad"
     summary = "FedAvg whose server takes the mean update for a gradient and runs Adagrad on it (Reddi et al. 2021)."
     profiles = profiles(paper=0.1, small=0.03)
-
-    @property
-    def optimiser(self) -> ServerAdagrad:
-        return ServerAdagrad(self.config.beta1, self.config.beta2, self.config.tau)
+    rule = ServerAdagrad

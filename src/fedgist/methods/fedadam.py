@@ -6,14 +6,13 @@ Deviations from the paper:
 2. BatchNorm, which the paper does not use: its statistics are averaged, or stay local, and never pass through Adam.
 """
 
-from fedgist.learning.server_optimisers import AdaptiveServer, ServerAdam, profiles
+import fedgist.api as fg
+from fedgist.families.server_optimisers import profiles
+from fedgist.learning.server_optimisers import ServerAdam
 
 
-class FedAdam(AdaptiveServer):
+class FedAdam(fg.AdaptiveServer):
     name = "fedadam"
     summary = "FedAvg whose server takes the mean update for a gradient and runs Adam on it (Reddi et al. 2021)."
     profiles = profiles(paper=0.00316, small=0.01)
-
-    @property
-    def optimiser(self) -> ServerAdam:
-        return ServerAdam(self.config.beta1, self.config.beta2, self.config.tau)
+    rule = ServerAdam

@@ -5,14 +5,10 @@ Deviations from the paper:
 2. BatchNorm, which the paper does not use: its statistics are averaged with the weights, or stay local, as chosen.
 """
 
-from typing import Any
-
-from fedgist.core.federation import Federation, Site
-from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions, Local, average
-from fedgist.learning.training import train, trainer
+import fedgist.api as fg
 
 
-class FedAvg(GlobalModel):
+class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedavg"
     summary = "Federated averaging: clients train locally, the server averages their weights (McMahan et al. 2017)."
     citation = """@inproceedings{mcmahan2017communication,
@@ -21,7 +17,6 @@ class FedAvg(GlobalModel):
   booktitle = {AISTATS},
   year      = {2017}
 }"""
-    Config = GlobalModelOptions
     profiles = {
         "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 100, "rounds": 100}
         | {"active": 10, "epochs": 5, "batch": 10, "lr": 0.1},
@@ -31,10 +26,11 @@ class FedAvg(GlobalModel):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
     }
 
-    async def round(self, state: Any, fed: Federation) -> Any:
-        total = (await fed.ask(fed.sample(self.config.active), Global(state["w"]), Local)).sum
-        return {"w": average(total, otherwise=state["w"])}
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        total = (await fed.ask(fed.sample(self.config.active), fg.Global(state["w"]), fg.Local)).sum
+        return {"w": fg.average(total, otherwise=state["w"])}
 
-    async def update(self, me: Site, msg: Global) -> Local:
-        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
-        return self.share(me, w)
+    @fg.handler
+    async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
+        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        return self.sent(me, w)

@@ -10,47 +10,29 @@ Deviations from the paper:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Bounds, Params, message, wire
-from fedgist.core.method import Task
-from fedgist.core.rng import Rng
-from fedgist.core.work import compute
+import fedgist.api as fg
 from fedgist.learning.ensembles import Ensemble, distil
-from fedgist.learning.evaluation import (
-    EvaluateThis,
-    EvaluateThisOnOwnLabels,
-    accuracy,
-    over_clients,
-    pooled_over_clients,
-)
-from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
-from fedgist.learning.training import train, trainer
-from fedgist.options import option
 
 
 @dataclass(frozen=True)
-class Config(GlobalModelOptions):
-    distil_steps: int = option(100, "Distillation steps of the server a round; 0 is FedAvg.", low=0)
-    distil_batch: int = option(128, "Unlabelled images in a batch.", low=1)
-    distil_lr: float = option(1e-3, "Learning rate of the distillation (Adam), falling along a cosine.", above=0)
+class Config(fg.GlobalModelOptions):
+    distil_steps: int = fg.option(100, "Distillation steps of the server a round; 0 is FedAvg.", low=0)
+    distil_batch: int = fg.option(128, "Unlabelled images in a batch.", low=1)
+    distil_lr: float = fg.option(1e-3, "Learning rate of the distillation (Adam), falling along a cosine.", above=0)
 
 
-@message
+@fg.message
 class Whole:
     """All of w_k, which the ensemble needs, and p_k."""
 
-    w: Params = wire(shape="whole")
-    p: float = wire(paper=False)
+    w: fg.Params = fg.wire(shape="whole")
+    p: float = fg.wire(paper=False)
 
 
-class FedDF(GlobalModel):
+class FedDF(fg.SentWeights[Config]):
     name = "feddf"
     summary = "Ensemble distillation on unlabelled proxy images, also across architectures (Lin et al. 2020)."
     citation = """@inproceedings{lin2020ensemble,
@@ -59,8 +41,6 @@ class FedDF(GlobalModel):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
-    Config = Config
-    prototypes: ClassVar[bool] = True
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
@@ -73,30 +53,30 @@ class FedDF(GlobalModel):
         | {"proxy": "50", "distil_steps": 3, "distil_batch": 16},
     }
 
-    def __init__(self, config: Any, task: Task):
+    def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         if task.proxy is None or len(task.proxy) == 0:
-            raise FedgistError("feddf needs unlabelled images: set proxy to their number, as in proxy=2000")
+            raise fg.FedgistError("feddf needs unlabelled images: set proxy to their number, as in proxy=2000")
         self.proxy = task.proxy
 
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> fg.Bounds:
         return {**super().bounds(model), "whole": self.task.models[model].shapes}
 
-    def server_init(self, rng: Rng) -> Any:
+    def server_init(self, rng: fg.Rng) -> fg.State:
         """Every prototype; that of the server's architecture begins where the global model of other methods does."""
         own = {name: rng if name == self.task.model else rng("model", name) for name in self.task.models}
         return {"w": {name: model.init(own[name]) for name, model in self.task.models.items()}}
 
-    def requests(self, state: Any, fed: Federation, make: Callable[[Params], Any]) -> dict[str, Any]:
+    def requests(self, state: fg.State, fed: fg.Federation, make: Callable[[fg.Params], object]) -> dict[str, object]:
         """For each client the message that `make` makes of what its architecture's prototype sends down."""
         made = {
-            name: make({key: w[key] for key in self.travelling(self.task.models[name])})
+            name: make({key: w[key] for key in self.travel.names(self.task.models[name])})
             for name, w in state["w"].items()
         }
         return {id: made[fed.info[id]["model"]] for id in fed.ids}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
-        requests = self.requests(state, fed, Global)
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        requests = self.requests(state, fed, fg.Global)
         answers = await fed.ask({id: requests[id] for id in fed.sample(self.config.active)}, None, Whole)
         users = [id for id in answers if answers[id].p > 0]  # who holds no data has nothing to say
         if not users:
@@ -104,11 +84,11 @@ class FedDF(GlobalModel):
         fused, teacher = dict(state["w"]), torch.zeros(())
         for name in sorted({fed.info[id]["model"] for id in users}):
             group = [answers[id] for id in users if fed.info[id]["model"] == name]
-            members = tree.stack([user.w for user in group])
+            members = fg.tree.stack([user.w for user in group])
             p = torch.tensor([user.p for user in group]).to(next(iter(members.values())))
-            fused[name] = tree.map(lambda each, p=p: torch.tensordot(p, each, 1) / p.sum(), members)
+            fused[name] = fg.tree.map(lambda each, p=p: torch.tensordot(p, each, 1) / p.sum(), members)
             shares = torch.full((len(group),), 1 / len(users))
-            teacher = teacher.to(p) + await compute(
+            teacher = teacher.to(p) + await fg.compute(
                 Ensemble(self.task.models[name]).logits, members, shares, self.proxy
             )
         steps, batch, lr = self.config.distil_steps, self.config.distil_batch, self.config.distil_lr
@@ -117,26 +97,27 @@ class FedDF(GlobalModel):
             fused[name] = await distil(model, w, self.proxy, teacher, steps, batch, lr, rng)
         return {"w": fused}
 
-    async def update(self, me: Site, msg: Global) -> Whole:
-        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+    @fg.handler
+    async def update(self, me: fg.Site, msg: fg.Global) -> Whole:
+        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
         self.keep(me, w)
-        return Whole(w, self.weight(me))
+        return Whole(w, fg.client_weight(self.config, me))
 
-    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
         """The mean over prototypes, and each of several; the mean over clients where these complete the model."""
         found: dict[str, float] = {}
-        if any(len(self.travelling(model)) < len(model.shapes) for model in self.task.models.values()):
-            found = await over_clients(fed, self.requests(state, fed, EvaluateThis))
+        if any(len(self.travel.names(model)) < len(model.shapes) for model in self.task.models.values()):
+            found = await fg.over_clients(fed, self.requests(state, fed, fg.EvaluateThis))
         else:
-            each = {name: await accuracy(self.task.models[name], w, test) for name, w in state["w"].items()}
+            each = {name: await fg.accuracy(self.task.models[name], w, test) for name, w in state["w"].items()}
             found["accuracy"] = sum(each.values()) / len(each)
             if len(each) > 1:
                 found |= {f"accuracy_{name}": value for name, value in each.items()}
         if self.config.published:
-            requests = self.requests(state, fed, lambda w: EvaluateThisOnOwnLabels(w, len(fed.ids)))
-            found["accuracy_published"] = await pooled_over_clients(fed, requests)
+            requests = self.requests(state, fed, lambda w: fg.EvaluateThisOnOwnLabels(w, len(fed.ids)))
+            found["accuracy_published"] = await fg.pooled_over_clients(fed, requests)
         return found
 
-    def weights(self, state: Any) -> Params:
-        w: Params = state["w"][self.task.model]
+    def weights(self, state: fg.State) -> fg.Params | None:
+        w: fg.Params = state["w"][self.task.model]
         return w

@@ -7,42 +7,36 @@ Deviations from the paper and from its re-implementations (docs/feddistill.md):
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Bounds, message, wire
-from fedgist.core.rng import Rng
-from fedgist.learning.label_logits import LogitOptions, mean_logits, train_towards
-from fedgist.learning.own_model import OwnModel, OwnModelOptions
-from fedgist.learning.training import trainer
-from fedgist.options import option
+import fedgist.api as fg
+from fedgist.learning.label_logits import mean_logits
 
 
 @dataclass(frozen=True)
-class Config(LogitOptions, OwnModelOptions):
-    active: float = option(0.0, "Clients asked in a round: a number, a fraction below 1, or 0 for all.", low=0)
+class Config(fg.LogitOptions, fg.OwnModelOptions):
+    active: float = fg.active_option()
 
 
-@message
+@fg.message
 class Global:
     """The mean logits of each label, and which labels have one."""
 
-    table: Tensor = wire(shape=("classes", "classes"))
-    known: Tensor = wire(shape=("classes",), paper=False)
+    table: Tensor = fg.wire(shape=("classes", "classes"))
+    known: Tensor = fg.wire(shape=("classes",), paper=False)
 
 
-@message
+@fg.message
 class Local:
     """The client's mean logits by label (zeros for those it does not hold), and which it holds: to be summed."""
 
-    means: Tensor = wire(shape=("classes", "classes"), additive=True)
-    holders: Tensor = wire(shape=("classes",), additive=True, paper=False)
+    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True)
+    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
 
 
-class FedDistill(OwnModel):
+class FedDistill(fg.OwnModel[Config]):
     name = "feddistill"
     summary = "Federated distillation: clients keep their models and share mean logits by label (Jeong et al. 2018)."
     citation = """@article{jeong2018communication,
@@ -52,7 +46,6 @@ class FedDistill(OwnModel):
   journal = {arXiv:1811.11479},
   year    = {2018}
 }"""
-    Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
@@ -64,21 +57,19 @@ class FedDistill(OwnModel):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
     }
 
-    def bounds(self, model: str) -> Bounds:
-        return {"classes": self.task.classes}
-
-    def server_init(self, rng: Rng) -> Any:
+    def server_init(self, rng: fg.Rng) -> fg.State:
         classes = self.task.classes
         return {"table": torch.zeros(classes, classes), "known": torch.zeros(classes)}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         lesson = Global(state["table"], state["known"])
         total = (await fed.ask(fed.sample(self.config.active), lesson, Local)).sum
         known = torch.maximum(state["known"], (total.holders > 0).to(state["known"]))
         return {"table": mean_logits(total.means, total.holders, otherwise=state["table"]), "known": known}
 
-    async def update(self, me: Site, msg: Global) -> Local:
-        learner = trainer(self.config, self.model_of(me))
-        lesson = await train_towards(self.config, self.config, learner, me, me.state["w"], msg.table, msg.known)
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Global) -> Local:
+        learner = fg.trainer(self.config, self.model_of(me))
+        lesson = await fg.train_towards(self.config, self.config, learner, me, me.state["w"], msg.table, msg.known)
         me.state["w"] = lesson.w
         return Local(lesson.means, lesson.held)

@@ -14,44 +14,37 @@ Deviations from the paper, and choices where it is silent (docs/feddm.md tells m
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from fedgist.core.federation import Site
-from fedgist.core.message import Params
-from fedgist.core.method import Task
-from fedgist.core.work import Chunks, scan
+import fedgist.api as fg
 from fedgist.learning.optimisers import SGD
-from fedgist.options import option
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import PRECISIONS, ClassBatches, ClassMeans, Matcher, class_means, shares
 from fedgist.synthesis.pixels import pixel_range
-from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 
 
 @dataclass(frozen=True)
-class Config(SurrogateOptions):
-    steps: int = option(1000, "Matching steps T of a client, a round; 0 sends what they start from.", low=0)
-    batch: int = option(256, "Real samples of each class in a step; all of them where there are fewer.", low=1)
-    lr: float = option(1.0, "Learning rate of the synthetic images.", above=0)
-    momentum: float = option(0.5, "Momentum of the synthetic images.", low=0, high=0.9999)
-    init: str = option("real", "What synthetic images start as: real samples or noise.", choices=("real", "noise"))
-    augmentation: tuple[str, ...] = option(
+class Config(fg.SurrogateOptions):
+    steps: int = fg.option(1000, "Matching steps T of a client, a round; 0 sends what they start from.", low=0)
+    batch: int = fg.option(256, "Real samples of each class in a step; all of them where there are fewer.", low=1)
+    lr: float = fg.option(1.0, "Learning rate of the synthetic images.", above=0)
+    momentum: float = fg.option(0.5, "Momentum of the synthetic images.", low=0, high=0.9999)
+    init: str = fg.option("real", "What synthetic images start as: real samples or noise.", choices=("real", "noise"))
+    augmentation: tuple[str, ...] = fg.option(
         (), "Siamese augmentation of real and synthetic images, as in color,crop,cutout.", choices=KINDS
     )
-    precision: str = option(
+    precision: str = fg.option(
         "float32", "What the matching step computes in; float16: real images, on a GPU.", choices=PRECISIONS
     )
-    even: bool = option(
+    even: bool = fg.option(
         False, "Places for full batches, also of rare classes: clients with equally many classes have equal shapes."
     )
 
 
-class FedDM(Surrogate):
+class FedDM(fg.Surrogate[Config]):
     name = "feddm"
     summary = "Clients send synthetic images that match their data near the current weights (Xiong et al. 2023)."
-    Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20}
         | {"server_augmentation": KINDS, "server_decay": 0.1, "augmentation": KINDS},
@@ -65,13 +58,14 @@ class FedDM(Surrogate):
         | {"server_epochs": 3, "server_batch": 8, "rho": 0.5, "even": True},
     }
 
-    def __init__(self, config: Any, task: Task, real_means: ClassMeans = class_means):
+    def __init__(self, config: Config, task: fg.Task, real_means: ClassMeans = class_means):
         """`real_means` is how the real data enter the loss; a private version may take its place."""
         super().__init__(config, task)
         self.augmentation = Augmentation(config.augmentation, task.shape[1:]) if config.augmentation else None
         self.matcher = Matcher(self.model, config.rho, SGD(config.momentum), config.lr, real_means, config.precision)
 
-    async def synthesise(self, me: Site, msg: Current) -> Images:
+    @fg.handler
+    async def synthesise(self, me: fg.Site, msg: fg.Current) -> fg.Images:
         """ClientUpdate(k, w_r)."""
         held = self.held(me)
         images = self.start(me, held)
@@ -79,22 +73,22 @@ class FedDM(Surrogate):
             images = await self.match(me, msg.w, held, images)
         return self.share(me, held, images)
 
-    def start(self, me: Site, held: list[int]) -> Tensor:
+    def start(self, me: fg.Site, held: list[int]) -> Tensor:
         """The images before matching (Algorithm 1, line 10), anew each round."""
         if self.config.init == "real":
             return self.some_real(me, held, me.rng("images"))
         noise = me.rng("images").normal(len(held) * self.config.ipc, *self.task.shape)
         return noise.to(me.data.x)
 
-    async def match(self, site: Site, w: Params, held: list[int], images: Tensor) -> Tensor:
+    async def match(self, site: fg.Site, w: fg.Params, held: list[int], images: Tensor) -> Tensor:
         """T steps of matching (lines 11 to 15), the images of all classes in one tensor."""
         members = [(site.data.y == c).nonzero().flatten() for c in held]
         batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even, self.augmentation)
-        plan = Chunks(batches.make, site.rng("matching").seed, self.config.steps)
+        plan = fg.Chunks(batches.make, site.rng("matching").seed, self.config.steps)
         own = shares([self.config.ipc] * len(held), [self.config.ipc] * len(held))
         carry = self.matcher.init(images)
         # as bytes, what lies outside would be clamped, and the match lost: stay inside from the start
         box = [pixel_range(self.task.low, self.task.high)] if self.config.pixels == "uint8" else []
-        found, _ = await scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own, *box)
+        found, _ = await fg.scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own, *box)
         made: Tensor = found["x"]
         return made

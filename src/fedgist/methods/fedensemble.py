@@ -5,43 +5,34 @@ Deviations from the released code of Zhu et al.:
    BatchNorm statistics; in the code they hold the global weights with statistics of their own.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Bounds, Params, message, wire
-from fedgist.core.method import Task
-from fedgist.core.work import compute
+import fedgist.api as fg
 from fedgist.learning.ensembles import Ensemble
-from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
-from fedgist.learning.training import train, trainer
 
 
-@message
+@fg.message
 class Shown:
     """w_k and p_k of one user: an ensemble needs its members."""
 
-    w: Params
-    p: float = wire(paper=False)
+    w: fg.Params
+    p: float = fg.wire(paper=False)
 
 
-@message
+@fg.message
 class WhichLabels:
     """Which labels do you hold?"""
 
 
-@message
+@fg.message
 class Holders:
     """1 for each label held; the server learns how many users hold each."""
 
-    users: Tensor = wire(torch.int64, shape=("classes",), additive=True)
+    users: Tensor = fg.wire(torch.int64, shape=("classes",), additive=True)
 
 
-class FedEnsemble(GlobalModel):
+class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedensemble"
     summary = "FedAvg judged by the ensemble of all users' models (a baseline of Zhu et al. 2021)."
     citation = """@inproceedings{zhu2021data,
@@ -50,7 +41,6 @@ class FedEnsemble(GlobalModel):
   booktitle = {ICML},
   year      = {2021}
 }"""
-    Config = GlobalModelOptions
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
@@ -62,30 +52,28 @@ class FedEnsemble(GlobalModel):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
     }
 
-    def __init__(self, config: Any, task: Task):
+    def __init__(self, config: fg.GlobalModelOptions, task: fg.Task):
         super().__init__(config, task)
         if config.share != "all" or (config.batch_norm == "local" and self.model.buffers):
-            raise FedgistError("fedensemble needs whole models: set share=all and batch_norm=aggregate")
+            raise fg.FedgistError("fedensemble needs whole models: set share=all and batch_norm=aggregate")
 
-    def bounds(self, model: str) -> Bounds:
-        return {**super().bounds(model), "classes": self.task.classes}
-
-    async def round(self, state: Any, fed: Federation) -> Any:
-        answers = await fed.ask(fed.sample(self.config.active), Global(state["w"]), Shown)
-        members = tree.stack([state["w"], *(answers[id].w for id in answers)])
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        answers = await fed.ask(fed.sample(self.config.active), fg.Global(state["w"]), Shown)
+        members = fg.tree.stack([state["w"], *(answers[id].w for id in answers)])
         p = torch.tensor([answers[id].p for id in answers]).to(next(iter(members.values())))
         w = state["w"]
         if p.sum() > 0:
-            w = tree.map(lambda each: torch.tensordot(p, each[1:], 1) / p.sum(), members)
+            w = fg.tree.map(lambda each: torch.tensordot(p, each[1:], 1) / p.sum(), members)
         shares = torch.tensor([len(fed.ids) - len(p), *[1] * len(p)]).to(p)
         return {"w": w, "members": members, "shares": shares}
 
-    async def update(self, me: Site, msg: Global) -> Shown:
-        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+    @fg.handler
+    async def update(self, me: fg.Site, msg: fg.Global) -> Shown:
+        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
         self.keep(me, w)
-        return Shown({name: w[name] for name in self.travelling(self.model)}, self.weight(me))
+        return Shown({name: w[name] for name in self.travel.names(self.model)}, fg.client_weight(self.config, me))
 
-    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
         """The ensemble's accuracy, and that of FedAvg's global model, which this run trains as well."""
         alone = {
             name.replace("accuracy", "accuracy_fedavg"): v
@@ -94,7 +82,7 @@ class FedEnsemble(GlobalModel):
         if "members" not in state:  # before the first round there is only the global model
             return {"accuracy": alone["accuracy_fedavg"]}
         x, y = test
-        hits = await compute(Ensemble(self.model).hits, state["members"], state["shares"], x, y)
+        hits = await fg.compute(Ensemble(self.model).hits, state["members"], state["shares"], x, y)
         images = torch.bincount(y, minlength=self.task.classes)
         found = {"accuracy": int(hits.sum()) / max(1, len(y))}
         if self.config.published:
@@ -102,5 +90,6 @@ class FedEnsemble(GlobalModel):
             found["accuracy_published"] = int((hits * users).sum()) / max(1, int((images * users).sum()))
         return found | alone
 
-    async def labels(self, me: Site, msg: WhichLabels) -> Holders:
+    @fg.handler
+    async def labels(self, me: fg.Site, msg: WhichLabels) -> Holders:
         return Holders((me.data.counts() > 0).long())

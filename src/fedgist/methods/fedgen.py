@@ -12,54 +12,48 @@ Deviations from the paper (docs/fedgen.md tells more):
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import unknown
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Bounds, Params, message, wire
-from fedgist.core.method import Task
-from fedgist.core.rng import Rng
-from fedgist.core.work import compute, scan
+import fedgist.api as fg
 from fedgist.learning.distillation import GuidedTrainer, label_weights
-from fedgist.learning.global_model import GlobalModel, GlobalModelOptions
 from fedgist.learning.optimisers import Adam
-from fedgist.learning.training import train, trainer
-from fedgist.models.model import Model
-from fedgist.options import option
 from fedgist.synthesis.generators import Generator, GeneratorTrainer, draw_labels
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Config(GlobalModelOptions):
-    loss: str = option("code", "Losses of the paper (Eqs. 4, 5) or of its released code.", choices=("paper", "code"))
-    latent: str | None = option(None, "Layer that generated features enter; without it, the classifier.")
-    guidance: float | None = option(None, "Weight of generated features: 10 with loss=code, 1 with loss=paper.", low=0)
-    echo: float = option(10.0, "loss=code: weight of the divergence from what the user's labels generate.", low=0)
-    guidance_decay: float = option(0.98, "loss=code: factor a round of both weights, down to 0.0001.", above=0, high=1)
-    guided_steps: int | None = option(
+class Config(fg.GlobalModelOptions):
+    loss: str = fg.option("code", "Losses of the paper (Eqs. 4, 5) or of its released code.", choices=("paper", "code"))
+    latent: str | None = fg.option(None, "Layer that generated features enter; without it, the classifier.")
+    guidance: float | None = fg.option(
+        None, "Weight of generated features: 10 with loss=code, 1 with loss=paper.", low=0
+    )
+    echo: float = fg.option(10.0, "loss=code: weight of the divergence from what the user's labels generate.", low=0)
+    guidance_decay: float = fg.option(
+        0.98, "loss=code: factor a round of both weights, down to 0.0001.", above=0, high=1
+    )
+    guided_steps: int | None = fg.option(
         None, "Local steps that are guided: 20 with loss=code, all with loss=paper.", low=0
     )
-    generated: int = option(0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0)
-    noise: str = option(
+    generated: int = fg.option(0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0)
+    noise: str = fg.option(
         "auto", "Noise of the generator; auto is uniform with loss=code.", choices=("auto", "normal", "uniform")
     )
-    noise_size: int = option(32, "Dimensions of the noise.", low=1)
-    hidden: int = option(256, "Hidden units of the generator.", low=1)
-    generator_steps: int = option(50, "Steps of the generator a round.", low=0)
-    generator_batch: int = option(32, "Samples in a batch of the generator.", low=2)
-    generator_lr: float = option(3e-4, "Learning rate of the generator (Adam) in the first round.", above=0)
-    generator_decay: float = option(0.98, "Factor a round of the generator's learning rate.", above=0, high=1)
-    generator_weight_decay: float = option(0.01, "L2 penalty of the generator.", low=0)
-    diversity: float = option(1.0, "Weight of the diversity loss of the generator.", low=0)
-    label_weights: str = option(
+    noise_size: int = fg.option(32, "Dimensions of the noise.", low=1)
+    hidden: int = fg.option(256, "Hidden units of the generator.", low=1)
+    generator_steps: int = fg.option(50, "Steps of the generator a round.", low=0)
+    generator_batch: int = fg.option(32, "Samples in a batch of the generator.", low=2)
+    generator_lr: float = fg.option(3e-4, "Learning rate of the generator (Adam) in the first round.", above=0)
+    generator_decay: float = fg.option(0.98, "Factor a round of the generator's learning rate.", above=0, high=1)
+    generator_weight_decay: float = fg.option(0.01, "L2 penalty of the generator.", low=0)
+    diversity: float = fg.option(1.0, "Weight of the diversity loss of the generator.", low=0)
+    label_weights: str = fg.option(
         "counts", "loss=code: users weigh by label counts, which they show, or alike.", choices=("counts", "uniform")
     )
 
@@ -89,30 +83,30 @@ class Config(GlobalModelOptions):
         return self.loss == "code" and self.label_weights == "counts"
 
 
-@message
+@fg.message
 class Broadcast:
     """θ, the generator w and the label prior p̂(y) (Algorithm 1, line 3)."""
 
-    theta: Params = wire(shape="weights")
-    statistics: Params = wire(shape="statistics", paper=False)
-    generator: Params = wire(shape="generator")
-    generator_statistics: Params = wire(shape="generator statistics", paper=False)
-    prior: Tensor = wire(shape=("classes",))
+    theta: fg.Params = fg.wire(shape="weights")
+    statistics: fg.Params = fg.wire(shape="statistics", paper=False)
+    generator: fg.Params = fg.wire(shape="generator")
+    generator_statistics: fg.Params = fg.wire(shape="generator statistics", paper=False)
+    prior: Tensor = fg.wire(shape=("classes",))
 
 
-@message
+@fg.message
 class Upload:
     """θ_k and c_k (line 11): the head to see, the extractor as p_k θ_k to sum; p_k = n_k / n_ref."""
 
-    head: Params = wire(shape="head")
-    extractor: Params = wire(shape="extractor", additive=True)
-    statistics: Params = wire(shape="extractor statistics", additive=True, paper=False)
-    counts: Params = wire(shape="summed counts", additive=True)
-    own_counts: Params = wire(shape="shown counts")
-    p: float = wire(paper=False)
+    head: fg.Params = fg.wire(shape="head")
+    extractor: fg.Params = fg.wire(shape="extractor", additive=True)
+    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False)
+    counts: fg.Params = fg.wire(shape="summed counts", additive=True)
+    own_counts: fg.Params = fg.wire(shape="shown counts")
+    p: float = fg.wire(paper=False)
 
 
-class FedGen(GlobalModel):
+class FedGen(fg.GlobalModel[Config]):
     name = "fedgen"
     summary = "A generator learned from the users' heads teaches every user what the others know (Zhu et al. 2021)."
     citation = """@inproceedings{zhu2021data,
@@ -121,23 +115,14 @@ class FedGen(GlobalModel):
   booktitle = {ICML},
   year      = {2021}
 }"""
-    Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
         | {"batch": 32, "lr": 0.01, "schedule": "exponential", "decay": 0.99, "published": True},
         "emnist": {"dataset": "emnist-letters", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.1, "alpha": 0.1, "min_size": 260, "partition_seed": 42, "clients": 20, "active": 10}
-        | {
-            "rounds": 200,
-            "steps": 20,
-            "batch": 32,
-            "lr": 0.01,
-            "schedule": "exponential",
-            "echo": 1.0,
-            "generator_lr": 1e-4,
-        }
-        | {"published": True},
+        | {"rounds": 200, "steps": 20, "batch": 32, "lr": 0.01, "schedule": "exponential", "echo": 1.0}
+        | {"generator_lr": 1e-4, "published": True},
         "celeba": {"dataset": "celeba", "model": "cnn", "partition": "group", "clients": 25, "active": 10, "lr": 0.01}
         | {"rounds": 200, "steps": 20, "batch": 32, "schedule": "exponential", "hidden": 128, "published": True},
         "small": {"dataset": "mnist5k", "model": "cnn", "alpha": 0.1, "rounds": 60, "steps": 20}
@@ -147,51 +132,51 @@ class FedGen(GlobalModel):
         | {"noise_size": 4, "hidden": 8, "generator_steps": 3, "generator_batch": 8},
     }
 
-    def __init__(self, config: Any, task: Task):
+    def __init__(self, config: Config, task: fg.Task):
         for model in task.models.values():
             if config.latent is not None and config.latent not in model.layer_shapes:
-                raise unknown(f"layer of {model.name}", config.latent, model.layer_shapes)
-        super().__init__(config, task)
+                raise fg.unknown(f"layer of {model.name}", config.latent, model.layer_shapes)
+        super().__init__(config, task, head_from=config.latent)
         self.latent = config.latent or self.model.classifier
         self.generator = Generator(task.classes, self.model.layer_shapes[self.latent], config.noise_size, config.hidden)
         adam = Adam(weight_decay=config.generator_weight_decay)
         self.teaching = GeneratorTrainer(self.generator, self.model, self.latent, adam, config.loss, config.diversity)
 
-    def head(self, model: Model) -> frozenset[str]:
-        """The tensors of the latent layer and of all after it, BatchNorm statistics included: a head must run."""
-        layers = list(model.layer_shapes)
-        first = layers.index(self.config.latent or model.classifier)
-        prefixes = tuple(f"{layer}." for layer in layers[first:])
-        return frozenset(name for name in model.shapes if name.startswith(prefixes))
-
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> fg.Bounds:
         net, generator = self.task.models[model], self.generator
-        head = self.head(net)
-        rest = set(self.travelling(net)) - head
+        head, rest = self.parts(net, net.shapes)
+        extractor, statistics = fg.statistics_apart(net.buffers, rest)
+        weights, generator_statistics = fg.statistics_apart(generator.buffers, generator.shapes)
         counts = {"labels": (self.task.classes,)}
+        shown, summed = (counts, {}) if self.config.shows_counts else ({}, counts)
         return {
             **super().bounds(model),
-            "head": pick(net.shapes, head),
-            "extractor": pick(net.shapes, rest - net.buffers),
-            "extractor statistics": pick(net.shapes, rest & net.buffers),
-            "generator": pick(generator.shapes, generator.shapes.keys() - generator.buffers),
-            "generator statistics": pick(generator.shapes, generator.buffers),
-            "shown counts": counts if self.config.shows_counts else {},
-            "summed counts": {} if self.config.shows_counts else counts,
-            "classes": self.task.classes,
+            "head": head,
+            "extractor": extractor,
+            "extractor statistics": statistics,
+            "generator": weights,
+            "generator statistics": generator_statistics,
+            "shown counts": shown,
+            "summed counts": summed,
         }
 
-    def server_init(self, rng: Rng) -> Any:
+    def parts(self, model: fg.Model, w: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+        """The head, BatchNorm statistics included (it must run), and what travels of the rest."""
+        head = self.travel.head(model)
+        rest = [name for name in self.travel.names(model) if name not in head]
+        return {name: w[name] for name in w if name in head}, {name: w[name] for name in rest}
+
+    def server_init(self, rng: fg.Rng) -> fg.State:
         w = self.generator.init(rng("generator"))
         counts = torch.zeros(self.task.classes)
         return {**super().server_init(rng), "generator": w, "adam": self.teaching.init(w), "counts": counts}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         answers = await fed.ask(fed.sample(self.config.active), self.broadcast(state), Upload)
         uploads = [answers[id] for id in answers if answers[id].p > 0]  # who holds no data has nothing to teach
         if not uploads:
             return state
-        heads = tree.stack([upload.head for upload in uploads])
+        heads = fg.tree.stack([upload.head for upload in uploads])
         p = torch.tensor([upload.p for upload in uploads], device=state["counts"].device)
         if self.config.shows_counts:
             each = torch.stack([upload.own_counts["labels"] for upload in uploads])
@@ -201,48 +186,47 @@ class FedGen(GlobalModel):
             weights = torch.full((len(uploads), self.task.classes), 1 / len(uploads))
         generator, adam = await self.teach(state, heads, counts, weights, fed)
         theta = {name: torch.tensordot(p.to(head), head, 1) for name, head in heads.items()}
-        theta = tree.scale({**theta, **answers.sum.extractor, **answers.sum.statistics}, 1 / float(p.sum()))
+        theta = fg.tree.scale({**theta, **answers.sum.extractor, **answers.sum.statistics}, 1 / float(p.sum()))
         seen = counts if self.config.loss == "paper" else state["counts"] + counts
         w = {name: theta[name] for name in state["w"]}
         return {"w": w, "generator": generator, "adam": adam, "counts": seen}
 
-    def broadcast(self, state: Any) -> Broadcast:
-        generator = state["generator"]
-        return Broadcast(
-            *self.parts(self.model, state["w"]),
-            pick(generator, generator.keys() - self.generator.buffers),
-            pick(generator, self.generator.buffers),
-            self.prior(state["counts"]),
-        )
+    def broadcast(self, state: fg.State) -> Broadcast:
+        theta = fg.statistics_apart(self.model.buffers, state["w"])
+        generator = fg.statistics_apart(self.generator.buffers, state["generator"])
+        return Broadcast(*theta, *generator, self.prior(state["counts"]))
 
-    async def teach(self, state: Any, heads: Params, counts: Tensor, weights: Tensor, fed: Federation) -> Any:
+    async def teach(
+        self, state: fg.State, heads: fg.Params, counts: Tensor, weights: Tensor, fed: fg.Federation
+    ) -> tuple[fg.Params, fg.Tree]:
         """Fit the generator to the heads (line 14, Eq. 4); gives it and its optimiser's state."""
         steps = (self.config.generator_steps, self.config.generator_batch)
         noise = self.generator.draw(self.config.noise_kind, steps, fed.rng("noise"))
         batches = {"y": draw_labels(self.prior(counts), steps, fed.rng("labels")), "noise": noise}
         rate = self.config.generator_lr * self.config.generator_decay ** (fed.round - 1)
         lr = torch.tensor(rate, dtype=torch.float64)  # rounded once, where it is used
-        return await scan(self.teaching.step, (state["generator"], state["adam"]), batches, heads, weights, lr)
+        return await fg.scan(self.teaching.step, (state["generator"], state["adam"]), batches, heads, weights, lr)
 
-    async def update(self, me: Site, msg: Broadcast) -> Upload:
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Broadcast) -> Upload:
         """A user's local steps (lines 5 to 11)."""
         model, w = self.model_of(me), self.start(me, {**msg.theta, **msg.statistics})
         plan = self.config.plan(me.data, me.rng("batches"))
         labels = me.data.y[plan["index"]]
         if me.data.n > 0:
-            learner = GuidedTrainer(trainer(self.config, model), self.latent)
+            learner = GuidedTrainer(fg.trainer(self.config, model), self.latent)
             guidance = torch.tensor(self.config.guidance_at(me.round), dtype=torch.float64)
             plan |= await self.lessons(msg, labels, me.round, me.rng)
-            w = await train(self.config, learner, me, w, *guidance, plan=plan)
+            w = await fg.train(self.config, learner, me, w, *guidance, plan=plan)
         self.keep(me, w)
-        p, head = self.weight(me), self.head(model)
-        rest = tree.scale(pick(w, set(self.travelling(model)) - head), p)
+        p = fg.client_weight(self.config, me)
+        head, rest = self.parts(model, w)
         held = labels[..., None] == torch.arange(self.task.classes, device=labels.device)
         counts = {"labels": (held * plan["mask"][..., None]).sum((0, 1))}
         shown, summed = (counts, {}) if self.config.shows_counts else ({}, counts)
-        return Upload(pick(w, head), *self.parts(model, rest), summed, shown, p)
+        return Upload(head, *fg.statistics_apart(model.buffers, fg.tree.scale(rest, p)), summed, shown, p)
 
-    async def lessons(self, msg: Broadcast, labels: Tensor, round: int, rng: Rng) -> dict[str, Tensor]:
+    async def lessons(self, msg: Broadcast, labels: Tensor, round: int, rng: fg.Rng) -> dict[str, Tensor]:
         """What the generator adds to each local step (line 7); it does not change meanwhile, so it is asked once."""
         steps, batch = labels.shape
         extra = self.config.generated or batch
@@ -250,7 +234,7 @@ class FedGen(GlobalModel):
         asked = torch.cat([drawn, labels], 1) if self.config.echoes else drawn
         generator = {**msg.generator, **msg.generator_statistics}
         noise = self.generator.draw(self.config.noise_kind, asked.shape, rng("noise"))
-        z = await compute(self.generator.sample, generator, asked, noise)
+        z = await fg.compute(self.generator.sample, generator, asked, noise)
         on = (torch.arange(steps) < self.config.guided_until) & (round > 1)
         echo = {"echo": z[:, extra:]} if self.config.echoes else {}
         return {"z": z[:, :extra], "label": drawn, "on": on.float(), **echo}
@@ -259,8 +243,3 @@ class FedGen(GlobalModel):
         """p̂(y): in proportion to the counts, or (loss="code") uniform over the labels seen; before any, uniform."""
         known = counts if self.config.loss == "paper" else (counts > 0).to(counts.dtype)
         return known / known.sum() if known.sum() > 0 else torch.ones_like(counts) / len(counts)
-
-
-def pick(items: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
-    """The named items, in their order."""
-    return {name: item for name, item in items.items() if name in names}

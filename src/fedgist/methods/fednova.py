@@ -8,28 +8,21 @@ Deviations from the paper:
 4. BatchNorm, which the paper does not treat: its statistics are averaged as in FedAvg, or stay local.
 """
 
-from typing import Any
-
-from fedgist.core import tree
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Params, message, wire
-from fedgist.core.method import Task
-from fedgist.learning.global_model import Global, GlobalModel, GlobalModelOptions
-from fedgist.learning.local_updates import check_updates, effective_steps
-from fedgist.learning.training import train, trainer
+import fedgist.api as fg
+from fedgist.learning.local_updates import effective_steps
 
 
-@message
+@fg.message
 class Normalised:
     """p_i d_i, p_i ‖a_i‖₁ and p_i (and p_i times the BatchNorm statistics), of which the server sees only the sums."""
 
-    pd: Params = wire(shape="weights", additive=True)
-    statistics: Params = wire(shape="statistics", additive=True)
-    pa: float = wire(additive=True)
-    p: float = wire(additive=True, paper=False)
+    pd: fg.Params = fg.wire(shape="weights", additive=True)
+    statistics: fg.Params = fg.wire(shape="statistics", additive=True)
+    pa: float = fg.wire(additive=True)
+    p: float = fg.wire(additive=True, paper=False)
 
 
-class FedNova(GlobalModel):
+class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fednova"
     summary = (
         "FedAvg of updates divided by their effective steps, so that busy clients do not bias it (Wang et al. 2020)."
@@ -40,7 +33,6 @@ class FedNova(GlobalModel):
   booktitle = {NeurIPS},
   year      = {2020}
 }"""
-    Config = GlobalModelOptions
     profiles = {
         "paper": {"dataset": "cifar10", "model": "vgg13", "partition": "dirichlet", "alpha": 0.1, "clients": 16}
         | {"rounds": 100, "epochs": 2, "batch": 32, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4},
@@ -51,25 +43,26 @@ class FedNova(GlobalModel):
         | {"active": 0.6},
     }
 
-    def __init__(self, config: Any, task: Task):
-        check_updates(self.name, config)
+    def __init__(self, config: fg.GlobalModelOptions, task: fg.Task):
+        fg.check_updates(self.name, config)
         super().__init__(config, task)
 
-    async def round(self, state: Any, fed: Federation) -> Any:
-        total = (await fed.ask(fed.sample(self.config.active), Global(state["w"]), Normalised)).sum
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        total = (await fed.ask(fed.sample(self.config.active), fg.Global(state["w"]), Normalised)).sum
         if total.p == 0:  # nobody who answered holds any data
             return state
         tau_eff = total.pa / total.p
-        step = tree.scale(total.pd, tau_eff / total.p)  # τ_eff Σ p_i d_i (Eq. 6)
+        step = fg.tree.scale(total.pd, tau_eff / total.p)  # τ_eff Σ p_i d_i (Eq. 6)
         trained = {name: state["w"][name] - step[name] for name in step}
-        return {"w": {**state["w"], **trained, **tree.scale(total.statistics, 1 / total.p)}}
+        return {"w": {**state["w"], **trained, **fg.tree.scale(total.statistics, 1 / total.p)}}
 
-    async def update(self, me: Site, msg: Global) -> Normalised:
+    @fg.handler
+    async def update(self, me: fg.Site, msg: fg.Global) -> Normalised:
         model, start = self.model_of(me), self.start(me, msg.w)
         plan = self.config.plan(me.data, me.rng("batches"))
-        w = await train(self.config, trainer(self.config, model), me, start, plan=plan)
+        w = await fg.train(self.config, fg.trainer(self.config, model), me, start, plan=plan)
         self.keep(me, w)
-        p, a = self.weight(me), effective_steps(len(plan["index"]), self.config.momentum)
+        p, a = fg.client_weight(self.config, me), effective_steps(len(plan["index"]), self.config.momentum)
         moved = {name: start[name] - w[name] for name in msg.w if name not in model.buffers}
         statistics = {name: w[name] for name in msg.w if name in model.buffers}
-        return Normalised(tree.scale(moved, p / a if a else 0.0), tree.scale(statistics, p), p * a, p)
+        return Normalised(fg.tree.scale(moved, p / a if a else 0.0), fg.tree.scale(statistics, p), p * a, p)

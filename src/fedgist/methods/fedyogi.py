@@ -6,14 +6,13 @@ Deviations from the paper:
 2. BatchNorm, which the paper does not use: its statistics are averaged, or stay local, and never pass through Yogi.
 """
 
-from fedgist.learning.server_optimisers import AdaptiveServer, ServerYogi, profiles
+import fedgist.api as fg
+from fedgist.families.server_optimisers import profiles
+from fedgist.learning.server_optimisers import ServerYogi
 
 
-class FedYogi(AdaptiveServer):
+class FedYogi(fg.AdaptiveServer):
     name = "fedyogi"
     summary = "FedAvg whose server takes the mean update for a gradient and runs Yogi on it (Reddi et al. 2021)."
     profiles = profiles(paper=0.00316, small=0.01)
-
-    @property
-    def optimiser(self) -> ServerYogi:
-        return ServerYogi(self.config.beta1, self.config.beta2, self.config.tau)
+    rule = ServerYogi

@@ -1,23 +1,17 @@
 """Independent learning: every client trains its own model on its own data, and nobody sends anything but "done"."""
 
-from typing import Any
-
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Done, message
-from fedgist.learning.own_model import OwnModel, OwnModelOptions
-from fedgist.learning.training import train, trainer
+import fedgist.api as fg
 
 
-@message
+@fg.message
 class Train:
     """Train for one more round."""
 
 
-class Independent(OwnModel):
+class Independent(fg.OwnModel[fg.OwnModelOptions]):
     name = "independent"
     summary = "No collaboration: every client trains alone; the lower line of every comparison."
     citation = ""
-    Config = OwnModelOptions
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5-thesis", "rounds": 100, "optimiser": "adam", "lr": 0.001},
         "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 30, "steps": 20, "lr": 0.1}
@@ -26,10 +20,11 @@ class Independent(OwnModel):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "momentum": 0.9},
     }
 
-    async def round(self, state: Any, fed: Federation) -> Any:
-        await fed.ask(fed.ids, Train(), Done)
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        await fed.ask(fed.ids, Train(), fg.Done)
         return state
 
-    async def update(self, me: Site, msg: Train) -> Done:
-        me.state["w"] = await train(self.config, trainer(self.config, self.model_of(me)), me, me.state["w"])
-        return Done()
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Train) -> fg.Done:
+        me.state["w"] = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, me.state["w"])
+        return fg.Done()

@@ -7,22 +7,18 @@ Deviations from the paper: it does not say whether images are drawn once or each
 
 from dataclasses import dataclass
 
-from fedgist.core.federation import Site
-from fedgist.core.rng import Rng
-from fedgist.options import option
+import fedgist.api as fg
 from fedgist.synthesis.augmentation import KINDS
-from fedgist.synthesis.surrogate import Current, Images, Surrogate, SurrogateOptions
 
 
 @dataclass(frozen=True)
-class Config(SurrogateOptions):
-    redraw: bool = option(True, "Send other samples in each round.")
+class Config(fg.SurrogateOptions):
+    redraw: bool = fg.option(True, "Send other samples in each round.")
 
 
-class Real(Surrogate):
+class Real(fg.Surrogate[Config]):
     name = "real"
     summary = "FedDM's control, no privacy at all: clients send as many real images (Xiong et al. 2023)."
-    Config = Config
     profiles = {
         "paper": {"dataset": "cifar10", "model": "convnet", "partition": "dirichlet-balanced", "rounds": 20}
         | {"server_augmentation": KINDS, "server_decay": 0.1},
@@ -35,7 +31,8 @@ class Real(Surrogate):
         | {"server_batch": 8, "rho": 0.5},
     }
 
-    async def pick(self, me: Site, msg: Current) -> Images:
+    @fg.handler
+    async def pick(self, me: fg.Site, msg: fg.Current) -> fg.Images:
         held = self.held(me)
-        rng = me.rng("images") if self.config.redraw else Rng(me.rng.root)("client", me.id, "images")
+        rng = me.rng("images") if self.config.redraw else fg.Rng(me.rng.root)("client", me.id, "images")
         return self.share(me, held, self.some_real(me, held, rng))

@@ -15,75 +15,71 @@ Deviations from the paper:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
-from fedgist.core.federation import Answers, Federation, Site
-from fedgist.core.message import Bounds, message, wire
-from fedgist.core.method import Task
-from fedgist.core.rng import Rng
-from fedgist.core.work import scan
+import fedgist.api as fg
+from fedgist.families.own_choices import OwnChoices
 from fedgist.learning.contrastive import REDUCTIONS, Averager, RepresentationLoss, chosen, draw
-from fedgist.learning.own_model import OwnModel, OwnModelOptions
-from fedgist.learning.training import train, trainer
-from fedgist.options import build, option, options
 
 
 @dataclass(frozen=True)
 class Choices:
     """What every client decides for itself."""
 
-    lambda_kd: float = option(10.0, "Weight of the distance to the global representation of a sample's class.", low=0)
-    lambda_disc: float = option(1.0, "Weight of the contrastive discriminator loss.", low=0)
-    classes: tuple[int, ...] = option((), "Classes of which representations are released; without it, all.", low=0)
-    share: float = option(1.0, "Share of the samples of each class that released averages may use.", low=0, high=1)
-    peers: tuple[str, ...] = option((), "Clients listened to, then alone in global means too; without it, all.")
+    lambda_kd: float = fg.option(
+        10.0, "Weight of the distance to the global representation of a sample's class.", low=0
+    )
+    lambda_disc: float = fg.option(1.0, "Weight of the contrastive discriminator loss.", low=0)
+    classes: tuple[int, ...] = fg.option((), "Classes of which representations are released; without it, all.", low=0)
+    share: float = fg.option(1.0, "Share of the samples of each class that released averages may use.", low=0, high=1)
+    peers: tuple[str, ...] = fg.option((), "Clients listened to, then alone in global means too; without it, all.")
 
 
 @dataclass(frozen=True)
-class Config(OwnModelOptions, Choices):
-    reduction: str = option("code", "Losses are means (code) or sums (paper) over features and classes.", REDUCTIONS)
-    n_avg: int = option(10, "Samples that an observation averages, at most.", low=1)
-    m_up: int = option(1, "Observations of each class that a client sends in a round.", low=0)
-    m_down: int = option(1, "Observations of each class that a client receives in a round.", low=0)
-    exclude_self: bool = option(True, "A client never receives its own observations.")
-    means: str = option(
+class Config(fg.OwnModelOptions, Choices):
+    reduction: str = fg.option("code", "Losses are means (code) or sums (paper) over features and classes.", REDUCTIONS)
+    n_avg: int = fg.option(10, "Samples that an observation averages, at most.", low=1)
+    m_up: int = fg.option(1, "Observations of each class that a client sends in a round.", low=0)
+    m_down: int = fg.option(1, "Observations of each class that a client receives in a round.", low=0)
+    exclude_self: bool = fg.option(True, "A client never receives its own observations.")
+    means: str = fg.option(
         "global", "Global class means from everybody's sums, or those of received observations.", ("global", "received")
     )
-    max_age: int = option(0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0)
-    train_offline: bool = option(True, "A client that was away has gone on training with what it heard last.")
-    choices: tuple[str, ...] = option((), "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.")
+    max_age: int = fg.option(
+        0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0
+    )
+    train_offline: bool = fg.option(True, "A client that was away has gone on training with what it heard last.")
+    choices: tuple[str, ...] = fg.option((), "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.")
 
 
-@message
+@fg.message
 class Lesson:
     """Learn from these: t̄^c for the classes that are known, and observations t^c_m for those that were observed."""
 
-    means: Tensor = wire(shape=("global", "classes", "features"))
-    known: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
-    observations: Tensor = wire(shape=("down", "classes", "features"))
-    observed: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
+    means: Tensor = fg.wire(shape=("global", "classes", "features"))
+    known: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    observations: Tensor = fg.wire(shape=("down", "classes", "features"))
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
 
 
-@message
+@fg.message
 class Fetch:
     """Give what you released last."""
 
 
-@message
+@fg.message
 class Representations:
     """Sums of features by class with their counts, seen only as totals; and observations, means of a few features."""
 
-    sums: Tensor = wire(shape=("global", "classes", "features"), additive=True)
-    counts: Tensor = wire(shape=("classes",), additive=True, paper=False)
-    observations: Tensor = wire(shape=("up", "classes", "features"))
-    observed: Tensor = wire(torch.uint8, shape=("classes",), paper=False)
+    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True)
+    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
+    observations: Tensor = fg.wire(shape=("up", "classes", "features"))
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
 
 
-class RepresentationSharing(OwnModel):
+class RepresentationSharing(fg.OwnModel[Config]):
     name = "repshare"
     summary = "Clients share mean features of each class and learn from them contrastively (Berdoz 2022)."
     citation = """@mastersthesis{berdoz2022scalable,
@@ -93,7 +89,6 @@ class RepresentationSharing(OwnModel):
   year   = {2022}
 }"""
     peer_to_peer = True
-    Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "limit": 1200, "normalise": "train", "partition": "stratified", "rounds": 100}
         | {"model": "lenet5-thesis", "optimiser": "adam", "lr": 0.001, "exclude_self": False, "eval_every": 0},
@@ -107,37 +102,28 @@ class RepresentationSharing(OwnModel):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "n_avg": 3, "m_up": 2},
     }
 
-    def __init__(self, config: Any, task: Task):
+    def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         sizes = {name: model.feature_size for name, model in task.models.items()}
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-            raise FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
-        everybody = {name: getattr(config, name) for name in options(Choices)}
-        self.everybody = Choices(**everybody)
-        self.single: dict[str, Choices] = {}
-        for id, own in map(_parse, config.choices):
-            if id in self.single:
-                raise FedgistError(f"choices has client {id} twice: join its choices, as in {id}:lambda_kd=0:share=0.5")
-            self.single[id] = build(Choices, {**everybody, **own})
-        for choices in (self.everybody, *self.single.values()):
-            if choices.classes and max(choices.classes) >= task.classes:
-                raise FedgistError(f"classes: {max(choices.classes)} is no class, the last one is {task.classes - 1}")
+            raise fg.FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
+        self.choices = OwnChoices(Choices, config, config.choices)
+        for choices in self.choices.all():
+            if (last := max(choices.classes, default=0)) >= task.classes:
+                raise fg.FedgistError(f"classes: {last} is no class, the last one is {task.classes - 1}")
 
-    def bounds(self, model: str) -> Bounds:
-        sizes = {"classes": self.task.classes, "features": self.model.feature_size}
-        return {**sizes, "up": self.config.m_up, "down": self.config.m_down, "global": 1}
-
-    def choices_of(self, id: str) -> Choices:
-        return self.single.get(id, self.everybody)
+    def bounds(self, model: str) -> fg.Bounds:
+        sizes = {"features": self.model.feature_size, "up": self.config.m_up, "down": self.config.m_down, "global": 1}
+        return {**super().bounds(model), **sizes}
 
     # The relay
 
-    def server_init(self, rng: Rng) -> Any:
+    def server_init(self, rng: fg.Rng) -> fg.State:
         means = torch.zeros(int(self.config.means == "global"), *self._size)
         return {"means": means, "known": torch.zeros(self.task.classes), "buffers": {}}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         self._check_names(fed)
         if fed.node in fed.ids:  # a peer: it is its own relay
             fetched = await fed.ask(fed.ids, Fetch(), Representations)
@@ -150,13 +136,13 @@ class RepresentationSharing(OwnModel):
         self.exhibit(fed, answers.ids, answers)
         return self.store(state, answers, fed.round)
 
-    def exhibit(self, fed: Federation, ids: Sequence[str], answers: Answers) -> None:
+    def exhibit(self, fed: fg.Federation, ids: Sequence[str], answers: fg.Answers[Representations]) -> None:
         for id in ids:
             there, observations = answers[id].observed.nonzero().flatten(), answers[id].observations
             points, labels = observations[:, there].flatten(0, 1), there.repeat(len(observations))
             fed.show("class representations", points, labels, id)
 
-    def store(self, state: Any, answers: Answers, round: int) -> Any:
+    def store(self, state: fg.State, answers: fg.Answers[Representations], round: int) -> fg.State:
         """Class means over all samples of those who answered, and their observations in the place of older ones."""
         counts = answers.sum.counts
         fresh = counts > 0
@@ -169,7 +155,7 @@ class RepresentationSharing(OwnModel):
         }
         return {"means": means, "known": torch.maximum(state["known"], fresh.to(means.dtype)), "buffers": kept}
 
-    def lesson(self, state: Any, id: str, rng: Rng) -> Lesson:
+    def lesson(self, state: fg.State, id: str, rng: fg.Rng) -> Lesson:
         """What a client downloads: the global means, and M_down random observations from the buffer of each class."""
         heard = [held for peer, held in sorted(state["buffers"].items()) if self.listens(id, peer)]
         nothing = state["means"].new_zeros(1, *self._size)
@@ -181,47 +167,49 @@ class RepresentationSharing(OwnModel):
 
     def listens(self, id: str, peer: str) -> bool:
         """Whether a client wants the observations of another, or of itself."""
-        wanted = self.choices_of(id).peers
+        wanted = self.choices.of(id).peers
         return (not wanted or peer in wanted) and (peer != id or not self.config.exclude_self)
 
     # A client
 
-    def client_init(self, me: Site) -> Any:
+    def client_init(self, me: fg.Site) -> fg.State:
         means, observations = torch.zeros(*self._size), torch.zeros(self.config.m_down, *self._size)
         none = torch.zeros(self.task.classes)
         heard = {"means": means, "known": none, "observations": observations, "observed": none}
         return {**super().client_init(me), "heard": heard, "round": 0}
 
-    async def learn(self, me: Site, msg: Lesson) -> Representations:
-        config, mine, model = self.config, self.choices_of(me.id), self.model_of(me)
+    @fg.handler
+    async def learn(self, me: fg.Site, msg: Lesson) -> Representations:
+        config, mine, model = self.config, self.choices.of(me.id), self.model_of(me)
         weights = torch.tensor([mine.lambda_kd, mine.lambda_disc], dtype=torch.float64)
-        learner = trainer(config, model, RepresentationLoss(model, config.reduction))
+        learner = fg.trainer(config, model, RepresentationLoss(model, config.reduction))
         if config.train_offline and (missed := me.round - 1 - me.state["round"]):  # rounds without a word to us
             then = replace(config, steps=missed * config.steps, epochs=missed * config.epochs)
             alone = replace(me, rng=me.rng("alone"))
-            me.state["w"] = await train(then, learner, alone, me.state["w"], me.state["heard"], *weights)
+            me.state["w"] = await fg.train(then, learner, alone, me.state["w"], me.state["heard"], *weights)
         heard = {name: getattr(msg, name).to(msg.observations.dtype) for name in vars(msg)}
         if config.means == "received" or mine.peers:
             heard |= {"means": heard["observations"].sum(0) / max(1, config.m_down), "known": heard["observed"]}
         else:
             heard["means"] = heard["means"][0]
-        me.state["w"] = await train(config, learner, me, me.state["w"], heard, *weights)
+        me.state["w"] = await fg.train(config, learner, me, me.state["w"], heard, *weights)
         me.state |= {"heard": heard, "round": me.round, "released": await self.release(me)}
         return Representations(**me.state["released"])
 
-    async def fetch(self, me: Site, msg: Fetch) -> Representations:
+    @fg.handler
+    async def fetch(self, me: fg.Site, msg: Fetch) -> Representations:
         """What was released last; nothing before a client has learned."""
         if "released" in me.state:
             return Representations(**me.state["released"])
         return Representations(**self._released(torch.zeros(self.task.classes), *self._zeros()))
 
-    async def release(self, site: Site) -> dict[str, Tensor]:
+    async def release(self, site: fg.Site) -> dict[str, Tensor]:
         """Sums over all samples that may be released, and M_up means of at most n_avg of them, for each class."""
-        y, mine = site.data.y.cpu(), self.choices_of(site.id)
+        y, mine = site.data.y.cpu(), self.choices.of(site.id)
         counts = (mine.share * y.bincount(minlength=self.task.classes)).ceil()
         counts *= torch.tensor([not mine.classes or c in mine.classes for c in range(self.task.classes)])
         # Which samples may be used is a lasting choice; which of them an observation averages is drawn every round.
-        released = chosen(y, Rng(site.rng.root)("client", site.id, "released").uniform(len(y)), counts)
+        released = chosen(y, fg.Rng(site.rng.root)("client", site.id, "released").uniform(len(y)), counts)
         keys = site.rng("observations").uniform(self.config.m_up, len(y)) + 2 * ~released
         few = counts.clamp_max(self.config.n_avg)
         member = chosen(y, keys, few) / few.clamp_min(1)[y]
@@ -233,7 +221,7 @@ class RepresentationSharing(OwnModel):
             "member": member.T.to(index.device)[index] * mask[..., None],
         }
         step = Averager(self.model_of(site)).step
-        return self._released(counts, *await scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
+        return self._released(counts, *await fg.scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
 
     @property
     def _size(self) -> tuple[int, int]:
@@ -246,15 +234,7 @@ class RepresentationSharing(OwnModel):
         sent = sums[None] if self.config.means == "global" else sums[None][:0]
         return {"sums": sent, "counts": counts, "observations": observations, "observed": counts > 0}
 
-    def _check_names(self, fed: Federation) -> None:
-        named = {*self.single, *(peer for choices in (self.everybody, *self.single.values()) for peer in choices.peers)}
+    def _check_names(self, fed: fg.Federation) -> None:
+        named = {*self.choices.single, *(peer for choices in self.choices.all() for peer in choices.peers)}
         for id in sorted(named - fed.info.keys()):
-            raise unknown("client", id, fed.info)
-
-
-def _parse(text: str) -> tuple[str, dict[str, str]]:
-    """A client's name and its choices in a text such as `3:lambda_kd=0:peers=1+2`."""
-    id, *pairs = text.split(":")
-    if not pairs or not all("=" in pair for pair in pairs):
-        raise FedgistError(f"choices are written client:key=value:key=value, not {text!r}")
-    return id, {key: value.replace("+", ",") for key, _, value in (pair.partition("=") for pair in pairs)}
+            raise fg.unknown("client", id, fed.info)

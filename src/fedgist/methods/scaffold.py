@@ -11,56 +11,45 @@ Deviations from the paper:
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Params, int64, message, wire
-from fedgist.core.method import Task
-from fedgist.core.rng import Rng
-from fedgist.learning.global_model import GlobalModel, GlobalModelOptions
-from fedgist.learning.local_updates import check_updates, effective_steps
-from fedgist.learning.optimisers import Weights
-from fedgist.learning.training import cross_entropy, train, trainer
-from fedgist.models.model import Model, Output
-from fedgist.options import option
+import fedgist.api as fg
+from fedgist.learning.local_updates import effective_steps
 
 
 @dataclass(frozen=True)
-class Config(GlobalModelOptions):
-    server_lr: float = option(1.0, "Learning rate η_g of the server.", above=0)
+class Config(fg.GlobalModelOptions):
+    server_lr: float = fg.option(1.0, "Learning rate η_g of the server.", above=0)
 
 
-@message
+@fg.message
 class Controlled:
     """The server's weights x and its control variate c."""
 
-    x: Params
-    c: Params = wire(shape="weights")
+    x: fg.Params
+    c: fg.Params = fg.wire(shape="weights")
 
 
-@message
+@fg.message
 class Changes:
     """p_i Δy_i, p_i Δc_i and p_i, of which the server sees only the sums; `joined` is 1, once, and `joined_p` p_i."""
 
-    dy: Params = wire(shape="model", additive=True)
-    dc: Params = wire(shape="weights", additive=True)
-    p: float = wire(additive=True, paper=False)
-    joined: int = wire(int64, additive=True, paper=False)
-    joined_p: float = wire(additive=True, paper=False)
+    dy: fg.Params = fg.wire(shape="model", additive=True)
+    dc: fg.Params = fg.wire(shape="weights", additive=True)
+    p: float = fg.wire(additive=True, paper=False)
+    joined: int = fg.wire(fg.int64, additive=True, paper=False)
+    joined_p: float = fg.wire(additive=True, paper=False)
 
 
-def controlled_loss(output: Output, y: Tensor, mask: Tensor, w: Weights, correction: Weights) -> Tensor:
+def controlled_loss(output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params, correction: fg.Params) -> Tensor:
     """f_i(y) + ⟨c − c_i, y⟩, whose gradient is that of line 10: g_i(y) − c_i + c."""
     linear = sum((correction[name] * w[name]).sum() for name in correction)
-    return cross_entropy(output, y, mask, w) + linear
+    return fg.cross_entropy(output, y, mask, w) + linear
 
 
-class Scaffold(GlobalModel):
+class Scaffold(fg.GlobalModel[Config]):
     name = "scaffold"
     summary = "Control variates cancel the drift of clients with different data (Karimireddy et al. 2020)."
     citation = """@inproceedings{karimireddy2020scaffold,
@@ -70,7 +59,6 @@ class Scaffold(GlobalModel):
   booktitle = {ICML},
   year      = {2020}
 }"""
-    Config = Config
     profiles = {
         "paper": {"dataset": "emnist-byclass", "model": "mlp", "partition": "shards", "shards_per_client": 1}
         | {"clients": 100, "active": 20, "rounds": 1000, "steps": 5, "batch": 1396, "lr": 0.1, "weighting": "uniform"},
@@ -81,52 +69,53 @@ class Scaffold(GlobalModel):
         | {"active": 0.6},
     }
 
-    def __init__(self, config: Any, task: Task):
-        check_updates(self.name, config)
+    def __init__(self, config: Config, task: fg.Task):
+        fg.check_updates(self.name, config)
         if config.clip:
-            raise FedgistError("scaffold's control variates are means of whole gradients: set clip to 0")
+            raise fg.FedgistError("scaffold's control variates are means of whole gradients: set clip to 0")
         super().__init__(config, task)
 
-    def controls(self, model: Model) -> Weights:
+    def controls(self, model: fg.Model) -> fg.Params:
         """Control variates, at zero, for what is trained and travels."""
-        names = [name for name in self.travelling(model) if name not in model.buffers]
+        names = [name for name in self.travel.names(model) if name not in model.buffers]
         return {name: torch.zeros(model.shapes[name]) for name in names}
 
-    def server_init(self, rng: Rng) -> Any:
+    def server_init(self, rng: fg.Rng) -> fg.State:
         return {**super().server_init(rng), "sum of pc": self.controls(self.model), "joined": 0, "joined_p": 0.0}
 
-    def client_init(self, me: Site) -> Any:
+    def client_init(self, me: fg.Site) -> fg.State:
         return {**super().client_init(me), "c": self.controls(self.model_of(me)), "joined": False}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         x, request = state["w"], Controlled(state["w"], self.mean_control(state, len(fed.ids)))
         total = (await fed.ask(fed.sample(self.config.active), request, Changes)).sum
         if total.p > 0:  # somebody who answered holds data
-            mean = tree.scale(total.dy, 1 / total.p)
+            mean = fg.tree.scale(total.dy, 1 / total.p)
             trained = {name: self.config.server_lr * mean[name] for name in state["sum of pc"]}
-            x = tree.add(x, {**mean, **trained})  # line 16
+            x = fg.tree.add(x, {**mean, **trained})  # line 16
         return {
             "w": x,
-            "sum of pc": tree.add(state["sum of pc"], total.dc),  # line 17
+            "sum of pc": fg.tree.add(state["sum of pc"], total.dc),  # line 17
             "joined": state["joined"] + total.joined,
             "joined_p": state["joined_p"] + total.joined_p,
         }
 
-    def mean_control(self, state: Any, clients: int) -> Weights:
+    def mean_control(self, state: fg.State, clients: int) -> fg.Params:
         """c = Σ_i p_i c_i / Σ_i p_i over all N clients, of whom those never asked have c_i = 0 and the mean weight."""
         weight = state["joined_p"] * clients / max(1, state["joined"])
-        c: Weights = tree.scale(state["sum of pc"], 1 / weight if weight else 0.0)
+        c: fg.Params = fg.tree.scale(state["sum of pc"], 1 / weight if weight else 0.0)
         return c
 
-    async def update(self, me: Site, msg: Controlled) -> Changes:
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Controlled) -> Changes:
         model, before = self.model_of(me), me.state["c"]
-        x, correction = self.start(me, msg.x), tree.sub(msg.c, before)
+        x, correction = self.start(me, msg.x), fg.tree.sub(msg.c, before)
         plan = self.config.plan(me.data, me.rng("batches"))
-        y = await train(self.config, trainer(self.config, model, controlled_loss), me, x, correction, plan=plan)
+        y = await fg.train(self.config, fg.trainer(self.config, model, controlled_loss), me, x, correction, plan=plan)
         self.keep(me, y)
-        p, steps = self.weight(me), effective_steps(len(plan["index"]), self.config.momentum)
+        p, steps = fg.client_weight(self.config, me), effective_steps(len(plan["index"]), self.config.momentum)
         if rate := steps * self.config.lr_at(me.round):  # who has not moved (no data, a rate of 0) learns no gradient
             me.state["c"] = {name: (x[name] - y[name]) / rate - correction[name] for name in correction}  # option II
-        dy, dc = {name: y[name] - msg.x[name] for name in msg.x}, tree.sub(me.state["c"], before)
+        dy, dc = {name: y[name] - msg.x[name] for name in msg.x}, fg.tree.sub(me.state["c"], before)
         joined, me.state["joined"] = int(not me.state["joined"]), True
-        return Changes(tree.scale(dy, p), tree.scale(dc, p), p, joined, joined * p)
+        return Changes(fg.tree.scale(dy, p), fg.tree.scale(dc, p), p, joined, joined * p)

@@ -15,106 +15,78 @@ Deviations from the paper, which leaves much to a supplement that is not public 
 7. In the rounds of full weights (switch₂) both directions carry weights, as in FedAvg.
 """
 
-import logging
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
-from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Bounds, Params, float16, float32, message, uint8, wire
-from fedgist.core.method import Method, Task
-from fedgist.core.rng import Rng
-from fedgist.core.work import compute, scan
-from fedgist.learning.evaluation import accuracy
-from fedgist.learning.global_model import Global, Local, average
-from fedgist.learning.training import LocalOptions, client_weight, train, trainer
-from fedgist.options import option
-from fedgist.synthesis import encoding
-from fedgist.synthesis.encoding import Encoder, Sent, as_float32, moved
-
-log = logging.getLogger("fedgist")
-
-PIXELS = {"float32": float32, "float16": float16, "uint8": uint8}
+import fedgist.api as fg
+from fedgist.synthesis import encoded_updates
+from fedgist.synthesis.encoded_updates import EncoderOptions, apply_update, statistics
+from fedgist.synthesis.encoding import Encoder, Sent, as_float32
 
 
 @dataclass(frozen=True)
-class Config(LocalOptions):
+class Config(EncoderOptions, fg.LocalOptions):
     """Synfreq of the paper is `steps` (mini-batches) or `epochs`."""
 
-    images: int = option(64, "Synthetic images that encode an update, N.", low=1)
-    iterations: int = option(1000, "Iterations of the encoder.", low=0)
-    encoder_lr: float = option(0.1, "Learning rate of images, labels and weights (Adam).", above=0)
-    objective: str = option(
-        "layers", "Cosine that is fitted: global (Eq. 3), mean of layers, decoded.", choices=encoding.OBJECTIVES
-    )
-    labels: str = option(
-        "free", "Labels and weights: free numbers, or through a softmax.", choices=encoding.PARAMETRISATIONS
-    )
-    prior: str = option(
-        "full", "Images as sent: full size, one channel (grey), half the height and width.", choices=encoding.PRIORS
-    )
-    pixels: str = option("float32", "Pixels on the wire.", choices=PIXELS)
-    feedback: bool = option(False, "Add what an encoding lost to the next update (error feedback).")
-    single: bool = option(False, "One client and no way down: it applies its own decoded updates (section 4.1).")
-    switch1: int | None = option(None, "Scale updates by their cosine after so many rounds; none never does.", low=0)
-    switch2: int | None = option(None, "Exchange full weights after so many rounds; none never does.", low=0)
-    active: float = option(0.0, "Clients asked in a round: a number, a fraction below 1, or 0 for all.", low=0)
-    weighting: str = option("samples", "Weight of a client in the average.", choices=("samples", "uniform"))
-    n_ref: int = option(1 << 20, "Sample count that weighs 1; no client may hold more.", low=1)
+    feedback: bool = fg.option(False, "Add what an encoding lost to the next update (error feedback).")
+    single: bool = fg.option(False, "One client and no way down: it applies its own decoded updates (section 4.1).")
+    switch1: int | None = fg.option(None, "Scale updates by their cosine after so many rounds; none never does.", low=0)
+    switch2: int | None = fg.option(None, "Exchange full weights after so many rounds; none never does.", low=0)
+    active: float = fg.active_option()
+    weighting: str = fg.weighting_option()
+    n_ref: int = fg.n_ref_option()
 
 
-@message
+@fg.message
 class Start:
     """The common start, for a client that was never asked before."""
 
-    w: Params = wire(shape="model", paper=False)
-    version: int = wire(torch.int64, paper=False)
+    w: fg.Params = fg.wire(shape="model", paper=False)
+    version: int = fg.wire(torch.int64, paper=False)
 
 
-@message
+@fg.message
 class Weights:
     """The weights after `version` updates, for a client that missed so many that this is smaller."""
 
-    w: Params
-    version: int = wire(torch.int64, paper=False)
+    w: fg.Params
+    version: int = fg.wire(torch.int64, paper=False)
 
 
-@message
+@fg.message
 class Encoded:
     """Updates one after the other, each as D_syn = (x, y, α) with the norms of its layers."""
 
-    images: Tensor = wire(float32, float16, uint8, shape=("updates", "images", "channels", "height", "width"))
-    ends: Tensor = wire(shape=("updates", "bytes", 2), paper=False)
-    labels: Tensor = wire(shape=("updates", "images", "classes"))
-    weights: Tensor = wire(shape=("updates", "images"))
-    scales: Tensor = wire(shape=("updates", "layers"), paper=False)
+    images: Tensor = fg.wire(
+        fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "channels", "height", "width")
+    )
+    ends: Tensor = fg.wire(shape=("updates", "bytes", 2), paper=False)
+    labels: Tensor = fg.wire(shape=("updates", "images", "classes"))
+    weights: Tensor = fg.wire(shape=("updates", "images"))
+    scales: Tensor = fg.wire(shape=("updates", "layers"), paper=False)
 
 
-@message
+@fg.message
 class Updates(Encoded):
     """The updates of the global model that a client misses, with BatchNorm statistics after each."""
 
-    statistics: Tensor = wire(shape=("updates", "statistics"), paper=False)
+    statistics: Tensor = fg.wire(shape=("updates", "statistics"), paper=False)
 
 
-@message
+@fg.message
 class Upload(Encoded):
     """A client's update of the model after `version` updates; p_k = n_k / n_ref, and p_k times what is summed."""
 
-    version: int = wire(torch.int64, paper=False)
-    p: float = wire(paper=False)
-    statistics: Tensor = wire(shape=("statistics",), additive=True, paper=False)
-    cosine: float = wire(additive=True, paper=False)
+    version: int = fg.wire(torch.int64, paper=False)
+    p: float = fg.wire(paper=False)
+    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False)
+    cosine: float = fg.wire(additive=True, paper=False)
 
 
-class TOFU(Method):
+class TOFU(fg.ServerModel[Config]):
     name = "tofu"
     summary = "Updates travel as a few synthetic images whose gradient they are, up and down (Garg et al. 2022)."
     citation = """@article{garg2022tofu,
@@ -123,67 +95,45 @@ class TOFU(Method):
   journal = {arXiv preprint arXiv:2201.08494},
   year    = {2022}
 }"""
-    Config = Config
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
         | {"switch2": 130, "batch": 64, "lr": 0.01, "images": 64, "iterations": 1000},
         "small": {"dataset": "mnist5k", "model": "mlp:hidden=64", "partition": "iid", "rounds": 12, "lr": 0.1}
         | {"images": 32, "iterations": 150, "note": "5,000 digits, a small MLP, 12 rounds, 32 images, 150 iterations"},
-        "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.1, "images": 24}
-        | {"iterations": 30, "objective": "decoded"}
-        | {"note": "10 rounds of 20 steps, 24 images, 30 iterations of the encoder"},
+        "demo": {"model": "mlp:hidden=32", "rounds": 10, "steps": 20, "lr": 0.1, "images": 24, "iterations": 30}
+        | {"objective": "decoded", "note": "10 rounds of 20 steps, 24 images, 30 iterations of the encoder"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6}
         | {"images": 3, "iterations": 4, "feedback": True},
     }
 
-    def __init__(self, config: Any, task: Task, encoder: Encoder | None = None):
+    def __init__(self, config: Config, task: fg.Task, encoder: Encoder | None = None):
         """`encoder` replaces the one that the options describe."""
         super().__init__(config, task)
         if any(model != self.model for model in task.models.values()):
-            raise FedgistError("tofu needs one model for all: a gradient means the same only at the same weights")
-        pixels = PIXELS[config.pixels]
-        self.encoder = encoder or Encoder(self.model, config.prior, config.labels, config.objective, pixels)
-        model = self.model
-        self.statistics = sum(math.prod(model.shapes[name]) for name in model.buffers)
-        size, whole = self._bytes(config.images), 4 * (model.size + self.statistics)
-        self.worth_catching_up = max(1, whole // size)
-        if size > whole:
-            fitting = bisect_right(range(1, config.images), whole, key=self._bytes)
-            fewer = f"{fitting} image{'s' * (fitting > 1)}" if fitting else "not even one image"
-            log.warning(f"tofu: an encoded update has {size} bytes, the weights only {whole}; {fewer} would be smaller")
+            raise fg.FedgistError("tofu needs one model for all: a gradient means the same only at the same weights")
+        self.encoder = encoder or config.encoder(self.model)
+        self.worth_catching_up = encoded_updates.worth_sending(self.encoder, config.images)
 
-    def _bytes(self, images: int) -> int:
-        """Of an update that is encoded in so many images."""
-        return self.encoder.payload(images) + 4 * self.statistics
-
-    def bounds(self, model: str) -> Bounds:
+    def bounds(self, model: str) -> fg.Bounds:
         channels, height, width = self.encoder.shape
-        return {
-            "model": self.task.models[model].shapes,
-            "updates": self.worth_catching_up,
-            "images": self.config.images,
-            "bytes": self.config.images if self.config.pixels == "uint8" else 0,
-            "channels": channels,
-            "height": height,
-            "width": width,
-            "classes": self.task.classes,
-            "layers": len(self.encoder.layers),
-            "statistics": self.statistics,
-        }
+        sent = {"images": self.config.images, "channels": channels, "height": height, "width": width}
+        ends = self.config.images if self.config.pixels == "uint8" else 0
+        rest = {"bytes": ends, "layers": len(self.encoder.layers), "statistics": self.encoder.statistics}
+        return {**super().bounds(model), "updates": self.worth_catching_up, **sent, **rest}
 
-    def server_init(self, rng: Rng) -> Any:
-        w = self.model.init(rng)
-        none = {**self.encoder.nothing(self.config.images), "statistics": encoding.statistics(self.model, w)}
+    def server_init(self, rng: fg.Rng) -> fg.State:
+        state = super().server_init(rng)
+        none = {**self.encoder.nothing(self.config.images), "statistics": statistics(self.model, state["w"])}
         past = {name: field[None][:0] for name, field in none.items()}
-        return {"w": w, "version": 0, "past": past, "held": {}, "residual": {}, "cosine": {}}
+        return {**state, "version": 0, "past": past, "held": {}, "residual": {}, "cosine": {}}
 
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         chosen = fed.sample(self.config.active)
         if passed(self.config.switch2, fed.round):
-            total = (await fed.ask(chosen, Global(state["w"]), Local)).sum
-            return {**state, "w": average(total, otherwise=state["w"]), "cosine": {}}
+            total = (await fed.ask(chosen, fg.Global(state["w"]), fg.Local)).sum
+            return {**state, "w": fg.average(total, otherwise=state["w"]), "cosine": {}}
         if self.config.single and len(fed.ids) > 1:
-            raise FedgistError(f"single = true is for one client, not {len(fed.ids)}: set clients = 1")
+            raise fg.FedgistError(f"single = true is for one client, not {len(fed.ids)}: set clients = 1")
         answers = await fed.ask(self.news(state, chosen), None, Upload)
         uploads, w = [answers[id] for id in answers], state["w"]
         held = {id: answers[id].version + (self.config.single and answers[id].p > 0) for id in answers}
@@ -195,27 +145,27 @@ class TOFU(Method):
             fed.show("proxy images up", upload.images[0], stretched=True)
         parts = [await self.decode(part_of(upload), w) for upload in usable]
         share = [upload.p / sum(upload.p for upload in usable) for upload in usable]
-        update = tree.map(lambda *each: sum(p * u for p, u in zip(share, each, strict=True)), *parts)
+        update = fg.tree.map(lambda *each: sum(p * u for p, u in zip(share, each, strict=True)), *parts)
         p = sum(upload.p for upload in uploads)
-        statistics = as_float32(answers.sum.statistics / p)
+        running = as_float32(answers.sum.statistics / p)
         state["cosine"] = {"cosine_up": torch.tensor(answers.sum.cosine / p)}
         if not self.config.single:
             aimed, sent, cosine = await self.encode(update, state["residual"], w, fed.rng, fed.round)
             update = await self.decode(sent, w)
-            state |= {"past": self.remember(state["past"], {**sent, "statistics": statistics})}
+            new = {**sent, "statistics": running}
+            state["past"] = encoded_updates.remember(state["past"], new, self.worth_catching_up)
             state["residual"] = self.lost(aimed, update)
             state["cosine"]["cosine_down"] = cosine
             fed.show("proxy images down", sent["images"], stretched=True)
-        return {**state, "w": moved(self.model, w, update, statistics), "version": state["version"] + 1}
+        return {**state, "w": apply_update(self.model, w, update, running), "version": state["version"] + 1}
 
-    def news(self, state: Any, ids: Sequence[str]) -> dict[str, Any]:
+    def news(self, state: fg.State, ids: Sequence[str]) -> dict[str, Start | Weights | Updates]:
         """What each client needs to be where the server is; one message for all who need the same."""
-        version, held = state["version"], state["held"]
-        needs = {id: version - held[id] if id in held else None for id in ids}
+        needs = {id: state["version"] - state["held"][id] if id in state["held"] else None for id in ids}
         made = {missed: self.message(state, missed) for missed in set(needs.values())}
         return {id: made[missed] for id, missed in needs.items()}
 
-    def message(self, state: Any, missed: int | None) -> Start | Weights | Updates:
+    def message(self, state: fg.State, missed: int | None) -> Start | Weights | Updates:
         past, version = state["past"], state["version"]
         if missed is None:
             return Start(state["w"], version)
@@ -223,86 +173,79 @@ class TOFU(Method):
             return Weights(state["w"], version)
         return Updates(**self.on_wire({name: field[len(field) - missed :] for name, field in past.items()}))
 
-    def remember(self, past: Any, new: Any) -> Any:
-        """The encoded updates that together are still smaller than the weights."""
-        joined = {name: torch.cat([past[name].to(new[name]), new[name][None]]) for name in past}
-        return {name: field[-self.worth_catching_up :] for name, field in joined.items()}
+    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
+        cosines = {name: float(cosine) for name, cosine in state["cosine"].items()}
+        return {**await super().evaluate(state, fed, test), **cosines}
 
-    def on_wire(self, sent: Any) -> Any:
-        return {**sent, "images": sent["images"].to(PIXELS[self.config.pixels])}
+    def on_wire(self, sent: Sent) -> Sent:
+        return {**sent, "images": sent["images"].to(self.encoder.pixels)}
 
-    async def encode(self, update: Params, residual: Params, w: Params, rng: Rng, round: int) -> Any:
+    async def encode(
+        self, update: fg.Params, residual: fg.Params, w: fg.Params, rng: fg.Rng, round: int
+    ) -> tuple[fg.Params, Sent, Tensor]:
         """The update with what earlier ones lost, how it is sent, and the cosine of what will be decoded from that."""
-        update = tree.add(update, residual) if residual else update
-        config, encoder = self.config, self.encoder
-        aim = await compute(encoder.aim, update)
-        rates = {"lr": encoding.learning_rates(config.encoder_lr, config.iterations)}
-        begin = encoder.init(encoder.start(rng("encoder"), config.images))
-        variables, _ = await scan(encoder.step, begin, rates, w, *aim)
-        damped = torch.tensor(float(passed(config.switch1, round)))
-        sent, cosine = await compute(encoder.finish, variables, w, *aim, damped)
+        update = fg.tree.add(update, residual) if residual else update
+        damped = passed(self.config.switch1, round)
+        sent, cosine = await encoded_updates.encode(self.encoder, self.config, update, w, rng("encoder"), damped)
         return update, sent, cosine
 
-    async def decode(self, sent: Sent, w: Params) -> Params:
+    async def decode(self, sent: Sent, w: fg.Params) -> fg.Params:
         """The update that everybody applies. Alone: were their roundings different, weights would drift apart."""
-        decoded: Params = await compute(self.encoder.decode, sent, w, alone=True)
-        return decoded
+        return await fg.compute(self.encoder.decode, sent, w, alone=True)
 
-    def lost(self, update: Params, decoded: Params) -> Params:
+    def lost(self, update: fg.Params, decoded: fg.Params) -> fg.Params:
         """What the next update makes up for (error feedback)."""
-        return tree.sub(update, decoded) if self.config.feedback else {}
+        return fg.tree.sub(update, decoded) if self.config.feedback else {}
 
-    async def start(self, me: Site, msg: Start) -> Upload:
+    @fg.handler
+    async def start(self, me: fg.Site, msg: Start) -> Upload:
         me.state |= {"w": msg.w, "version": msg.version, "residual": {}}
         return await self.contribute(me)
 
-    async def catch_up(self, me: Site, msg: Weights) -> Upload:
+    @fg.handler
+    async def catch_up(self, me: fg.Site, msg: Weights) -> Upload:
         me.state |= {"w": msg.w, "version": msg.version}
         return await self.contribute(me)
 
-    async def update(self, me: Site, msg: Updates) -> Upload:
-        for i, statistics in enumerate(msg.statistics):
+    @fg.handler
+    async def update(self, me: fg.Site, msg: Updates) -> Upload:
+        for i, running in enumerate(msg.statistics):
             decoded = await self.decode(part_of(msg, i), me.state["w"])
-            me.state |= {"w": moved(self.model, me.state["w"], decoded, statistics), "version": me.state["version"] + 1}
+            me.state["w"] = apply_update(self.model, me.state["w"], decoded, running)
+            me.state["version"] += 1
         return await self.contribute(me)
 
-    async def contribute(self, site: Site) -> Upload:
+    async def contribute(self, me: fg.Site) -> Upload:
         """Train, and encode U_real, the difference between the starting and the ending weights."""
-        w, version, p = site.state["w"], site.state["version"], client_weight(self.config, site)
+        w, version, p = me.state["w"], me.state["version"], fg.client_weight(self.config, me)
         if p == 0:
             nothing = {name: field[None] for name, field in self.on_wire(self.encoder.nothing(0)).items()}
-            return Upload(
-                **nothing, version=version, p=0.0, statistics=0 * encoding.statistics(self.model, w), cosine=0.0
-            )
-        trained = await train(self.config, trainer(self.config, self.model), site, w)
+            return Upload(**nothing, version=version, p=0.0, statistics=0 * statistics(self.model, w), cosine=0.0)
+        trained = await fg.train(self.config, fg.trainer(self.config, self.model), me, w)
         real = {name: w[name] - trained[name] for name in self.encoder.names}
-        aimed, sent, cosine = await self.encode(real, site.state["residual"], w, site.rng, site.round)
-        statistics = as_float32(encoding.statistics(self.model, trained) * p)
+        aimed, sent, cosine = await self.encode(real, me.state["residual"], w, me.rng, me.round)
+        running = as_float32(statistics(self.model, trained) * p)
         if self.config.feedback or self.config.single:
             decoded = await self.decode(sent, w)
-            site.state["residual"] = self.lost(aimed, decoded)
+            me.state["residual"] = self.lost(aimed, decoded)
         if self.config.single:  # the server will do the same, so nothing need come back
-            site.state |= {"w": moved(self.model, w, decoded, as_float32(statistics / p)), "version": version + 1}
+            me.state["w"] = apply_update(self.model, w, decoded, as_float32(running / p))
+            me.state["version"] = version + 1
         fields = {name: field[None] for name, field in self.on_wire(sent).items()}
-        return Upload(**fields, version=version, p=p, statistics=statistics, cosine=p * float(cosine))
+        return Upload(**fields, version=version, p=p, statistics=running, cosine=p * float(cosine))
 
-    async def full(self, me: Site, msg: Global) -> Local:
+    @fg.handler
+    async def full(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         """A round of FedAvg (switch₂)."""
-        w, p = await train(self.config, trainer(self.config, self.model), me, msg.w), client_weight(self.config, me)
-        return Local(tree.scale(w, p), p)
-
-    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
-        cosines = {name: float(cosine) for name, cosine in state["cosine"].items()}
-        return {"accuracy": await accuracy(self.model, state["w"], test), **cosines}
-
-    def weights(self, state: Any) -> Params:
-        return state["w"]
+        w = await fg.train(self.config, fg.trainer(self.config, self.model), me, msg.w)
+        p = fg.client_weight(self.config, me)
+        return fg.Local(fg.tree.scale(w, p), p)
 
 
 def passed(switch: int | None, round: int) -> bool:
     return switch is not None and round > switch
 
 
-def part_of(msg: Any, i: int = 0) -> Sent:
+def part_of(msg: Encoded, i: int = 0) -> Sent:
     """One of the encoded updates in a message; copies, as where a tensor lies can change the last bit of a product."""
     return {name: getattr(msg, name)[i].clone() for name in ("images", "ends", "labels", "weights", "scales")}

@@ -11,25 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from fedgist.core.message import Params as Weights
+from fedgist.core.task import NormStatistics, Tap
 from fedgist.models.stacking import average, convolve
-
-Weights = dict[str, Tensor]
 
 MOMENTUM = 0.1  # BatchNorm: the share of the new batch in the running statistics
 EPSILON = 1e-5  # added to every variance before its root
 GROUPS = 32  # GroupNorm: at most this many groups (Wu and He 2018), each of at least two channels
 
-
-class NormStatistics(NamedTuple):
-    """What enters a BatchNorm layer against what it remembers (Co-Dream's Eq. 6); the first two are differentiable."""
-
-    mean: Tensor
-    variance: Tensor  # biased: divided by the number of values
-    running_mean: Tensor
-    running_variance: Tensor
-
-
-Tap = list[NormStatistics]
 
 # step(weights, activation, buffers, tap): BatchNorm layers write their new statistics into `buffers` (None: evaluation
 # mode) and append their NormStatistics to `tap` (None: nobody asks). Full tensor names are bound once, not per call.

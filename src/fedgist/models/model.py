@@ -1,28 +1,22 @@
-"""The one interface of every model, and the model made of layers.
+"""The model made of layers.
 
 A model is a value that holds no tensors. Called on a flat dict of tensors it is a pure function: safe in threads, and
 `torch.func.vmap`, `torch.func.grad` and `torch.compile` go through it, BatchNorm in train mode included.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model, Output, Tap
 from fedgist.models.fused import bind_fused
-from fedgist.models.layers import Entry, Layers, Step, Tap, Weights, bind_all, named_entries
-
-
-class Output(NamedTuple):
-    features: Tensor  # [batch, feature_size], what enters the classifier (the last layer)
-    logits: Tensor  # [batch, classes], what leaves it
-    buffers: Weights  # train mode: the new running statistics, by their full names; {} otherwise
+from fedgist.models.layers import Entry, Layers, Step, Weights, bind_all, named_entries
 
 
 def is_count(value: object) -> bool:
@@ -35,66 +29,6 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
         raise FedgistError(f"input_shape must be (channels, height, width), not {tuple(shape)}")
     channels, height, width = shape
     return channels, height, width
-
-
-class Model(ABC):
-    """What a method may ask of a classifier."""
-
-    name: str
-    input_shape: tuple[int, int, int]
-    classes: int
-
-    @abstractmethod
-    def init(self, rng: Rng) -> Weights:
-        """Fresh weights and buffers, in the order of `shapes`."""
-
-    @property
-    @abstractmethod
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor, parameters and buffers, in a fixed order."""
-
-    @property
-    @abstractmethod
-    def buffers(self) -> frozenset[str]:
-        """The names that are not trained."""
-
-    @property
-    @abstractmethod
-    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of the activation of one image that enters each layer; its keys are what `start` may name."""
-
-    @abstractmethod
-    def __call__(
-        self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
-    ) -> Output:
-        """The whole model, or what remains of it from layer `start` on, where `x` is the activation that enters it.
-
-        Train mode normalises by the statistics of the batch and returns the new running ones in `buffers`; `w` is never
-        changed. Every BatchNorm layer that is run appends its NormStatistics to `tap`.
-        """
-
-    @abstractmethod
-    def head(self, w: Weights, features: Tensor) -> Tensor:
-        """The logits of given features."""
-
-    @property
-    def classifier(self) -> str:
-        """The name of the last layer."""
-        return next(reversed(self.layer_shapes))
-
-    @property
-    def head_names(self) -> frozenset[str]:
-        """The names of the classifier's tensors; the others belong to the extractor."""
-        return frozenset(name for name in self.shapes if name.startswith(f"{self.classifier}."))
-
-    @property
-    def size(self) -> int:
-        """The number of trained parameters."""
-        return sum(math.prod(shape) for name, shape in self.shapes.items() if name not in self.buffers)
-
-    @property
-    def feature_size(self) -> int:
-        return self.layer_shapes[self.classifier][0]
 
 
 @final

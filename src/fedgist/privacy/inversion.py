@@ -22,18 +22,19 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model
 from fedgist.core.work import Place, gradient, steps
 from fedgist.learning.local_updates import effective_steps
-from fedgist.learning.optimisers import Adam, Weights
+from fedgist.learning.optimisers import Adam
 from fedgist.learning.training import Trainer
-from fedgist.models.model import Model
 from fedgist.synthesis.encoding import learning_rates, root
 
 ATTACKS = ("cosine", "dlg")
 LABELS = ("recovered", "optimised")
 
-Fit = Callable[[Weights], Weights]
+Fit = Callable[[Params], Params]
 """The update of the candidates."""
 
 
@@ -55,7 +56,7 @@ class Training:
         lr = self.lr * effective_steps(len(self.plan["index"]), momentum)
         return Training(self.learner, lr, {"index": torch.arange(self.count)[None], "mask": torch.ones(1, self.count)})
 
-    def update(self, w: Weights, x: Tensor, y: Tensor) -> Weights:
+    def update(self, w: Params, x: Tensor, y: Tensor) -> Params:
         """What training on images and labels (numbers or distributions) takes off the weights, over the rate."""
         lr = torch.tensor(self.lr, dtype=torch.float64)
         carry = (w, self.learner.init(w))
@@ -77,7 +78,7 @@ class Attack:
     tv: float = 0.03
 
     def __call__(
-        self, training: Training, w: Weights, update: Weights, low: Tensor, high: Tensor, rng: Rng
+        self, training: Training, w: Params, update: Params, low: Tensor, high: Tensor, rng: Rng
     ) -> "Recovered":
         """The best of all restarts, by how well its update fits; `low` and `high` bound the pixels of each channel."""
         model = training.learner.model
@@ -90,7 +91,7 @@ class Attack:
             if labels is None:
                 variables["y"] = rng("labels", i).normal(training.count, model.classes).to(low)
 
-            def fit(v: Weights) -> Weights:
+            def fit(v: Params) -> Params:
                 y = v["y"].softmax(1) if labels is None else labels
                 return training.update(w, v["x"], y)
 
@@ -105,12 +106,12 @@ class Attack:
                 found.append(Recovered(x, y, float(cosine(fit({**best, "x": x}), update))))
         return max(found, key=lambda one: one.cosine if math.isfinite(one.cosine) else -math.inf)
 
-    def _cosine(self, fit: Fit, v: Weights, update: Weights, low: Tensor, high: Tensor) -> Weights:
+    def _cosine(self, fit: Fit, v: Params, update: Params, low: Tensor, high: Tensor) -> Params:
         """Adam on the sign of the gradient of 1 − cos + TV."""
         adam = Adam()
         state = adam.init(v)
 
-        def loss(at: Weights) -> tuple[Tensor, tuple[()]]:
+        def loss(at: Params) -> tuple[Tensor, tuple[()]]:
             return 1 - cosine(fit(at), update) + self.tv * total_variation(at["x"]), ()
 
         with torch.no_grad():
@@ -120,7 +121,7 @@ class Attack:
                 v = {**v, "x": v["x"].clamp(low, high)}
         return v
 
-    def _dlg(self, fit: Fit, v: Weights, update: Weights) -> Weights:
+    def _dlg(self, fit: Fit, v: Params, update: Params) -> Params:
         """L-BFGS on the squared distance of the gradients."""
         v = {name: value.clone().requires_grad_() for name, value in v.items()}
         optimiser = torch.optim.LBFGS(
@@ -149,7 +150,7 @@ class Recovered:
     """Between the update of what was found and the one that was seen."""
 
 
-def recover_labels(model: Model, update: Weights, count: int) -> Tensor:
+def recover_labels(model: Model, update: Params, count: int) -> Tensor:
     """The labels of `count` images, from an update that is a (sum of) mean gradient(s) of the cross-entropy.
 
     The classifier's bias of class c has the gradient mean_i(p_ic) − (share of images with label c): what is negative
@@ -168,12 +169,12 @@ def recover_labels(model: Model, update: Weights, count: int) -> Tensor:
     return torch.tensor(sorted(found), device=pull.device)
 
 
-def square(update: Weights) -> Tensor:
+def square(update: Params) -> Tensor:
     """The squared norm."""
     return tree.dot(update, update)
 
 
-def cosine(a: Weights, b: Weights) -> Tensor:
+def cosine(a: Params, b: Params) -> Tensor:
     """The cosine of the angle between two updates."""
     return tree.dot(a, b) / (root(square(a)) * root(square(b)))
 

@@ -14,9 +14,10 @@ from fedgist.core.federation import SERVER
 from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.work import Compute, Place, execute
-from fedgist.learning.global_model import Global, Local
+from fedgist.families.global_model import Global, Local
 from fedgist.methods.tofu import TOFU, Start, Updates, Upload, Weights, part_of
-from fedgist.synthesis.encoding import as_float32, full_size, moved
+from fedgist.synthesis.encoded_updates import apply_update
+from fedgist.synthesis.encoding import as_float32, full_size
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ def _weights(transcript: Transcript, method: TOFU, reply: Kept, version: int) ->
             w, reached = msg.w, msg.version
         elif isinstance(msg, Updates) and w:
             for i, statistics in enumerate(msg.statistics):
-                w, reached = moved(method.model, w, _decode(transcript, msg, w, i), statistics), reached + 1
+                w, reached = apply_update(method.model, w, _decode(transcript, msg, w, i), statistics), reached + 1
         elif isinstance(msg, Upload) and w and method.config.single:
-            w = moved(method.model, w, _decode(transcript, msg, w), as_float32(msg.statistics / msg.p))
+            w = apply_update(method.model, w, _decode(transcript, msg, w), as_float32(msg.statistics / msg.p))
             reached += 1
     if reached != version:
         raise _missing(transcript, f"not all requests to client {reply.sender} up to round {reply.round}")

@@ -11,18 +11,19 @@ from typing import ClassVar, Protocol
 import torch
 
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
-from fedgist.learning.optimisers import Adam, Weights
+from fedgist.learning.optimisers import Adam
 from fedgist.learning.server_optimisers import ServerAdam
 
 NAMES = ("distadam", "fedavg", "fedadam")
 
 
 class DreamOptimiser(Protocol):
-    def init(self, v: Weights) -> Tree: ...
+    def init(self, v: Params) -> Tree: ...
 
-    def step(self, v: Weights, update: Weights, state: Tree) -> tuple[Weights, Tree]: ...
+    def step(self, v: Params, update: Params, state: Tree) -> tuple[Params, Tree]: ...
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class DistAdam:
     lr: float
     adam: ClassVar[Adam] = Adam()
 
-    def init(self, v: Weights) -> Tree:
+    def init(self, v: Params) -> Tree:
         return self.adam.init(v)
 
-    def step(self, v: Weights, update: Weights, state: Tree) -> tuple[Weights, Tree]:
+    def step(self, v: Params, update: Params, state: Tree) -> tuple[Params, Tree]:
         return self.adam.step(v, update, state, self.lr)
 
 
@@ -45,10 +46,10 @@ class FedAvg:
 
     lr: float
 
-    def init(self, v: Weights) -> Tree:
+    def init(self, v: Params) -> Tree:
         return {}
 
-    def step(self, v: Weights, update: Weights, state: Tree) -> tuple[Weights, Tree]:
+    def step(self, v: Params, update: Params, state: Tree) -> tuple[Params, Tree]:
         return tree.map(lambda at, delta: at + self.lr * delta, v, update), state
 
 
@@ -59,10 +60,10 @@ class FedAdam:
     lr: float
     adam: ClassVar[ServerAdam] = ServerAdam()
 
-    def init(self, v: Weights) -> Tree:
+    def init(self, v: Params) -> Tree:
         return self.adam.init(v)
 
-    def step(self, v: Weights, update: Weights, state: Tree) -> tuple[Weights, Tree]:
+    def step(self, v: Params, update: Params, state: Tree) -> tuple[Params, Tree]:
         return self.adam.step(v, update, state, self.lr)
 
 
@@ -85,7 +86,7 @@ ZERO, LARGEST = 128, 127
 HEADROOM = 4.0  # a client's update may be so much larger than the largest value of the last mean
 
 
-def grid(update: Weights, bits: int) -> float:
+def grid(update: Params, bits: int) -> float:
     """The unit in which the next updates are sent: a power of two, so that dividing by it rounds nothing by itself."""
     largest = max(float(part.abs().max()) for part in update.values()) if bits < 32 else 0.0
     if not largest > 0:
@@ -93,20 +94,20 @@ def grid(update: Weights, bits: int) -> float:
     return 2.0 ** math.ceil(math.log2(largest * (HEADROOM / LARGEST if bits == 8 else 1.0)))
 
 
-def encode(update: Weights, bits: int, rng: Rng) -> Weights:
+def encode(update: Params, bits: int, rng: Rng) -> Params:
     """What goes on the wire; 8 bits are rounded at random, so that small values survive in the mean."""
     if bits == 32:
         return update
     if bits == 16:
         return tree.map(lambda part: part.half(), update)
-    sent: Weights = {}
+    sent: Params = {}
     for name, part in update.items():
         dither = rng("rounding", name).uniform(*part.shape).to(part)
         sent[name] = ((part + dither).floor().clamp(-LARGEST, LARGEST) + ZERO).to(torch.uint8)
     return sent
 
 
-def decode(total: Weights, answers: int, bits: int) -> Weights:
+def decode(total: Params, answers: int, bits: int) -> Params:
     """The sum of the updates of so many clients."""
     if bits > 8:
         return total

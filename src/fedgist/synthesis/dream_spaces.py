@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.core.method import Task
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
-from fedgist.learning.optimisers import Weights
+from fedgist.core.task import Task
 from fedgist.options import option
 
 
@@ -25,11 +25,11 @@ class FreeDreams:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"x": (self.count, *self.shape)}
 
-    def start(self, rng: Rng) -> Weights:
+    def start(self, rng: Rng) -> Params:
         """x ~ N(0, 1)."""
         return {"x": rng.normal(self.count, *self.shape)}
 
-    def render(self, v: Weights) -> Tensor:
+    def render(self, v: Params) -> Tensor:
         return v["x"]
 
 
@@ -65,9 +65,9 @@ class GeneratedDreams:
             **{f"{norm}.bias": (size,) for norm, size in norms.items()},
         }
 
-    def start(self, rng: Rng) -> Weights:
+    def start(self, rng: Rng) -> Params:
         """z ~ N(0, 1); the generator as torch would initialise it."""
-        v: Weights = {}
+        v: Params = {}
         for name, shape in self.shapes.items():
             if name == "z":
                 v[name] = rng(name).normal(*shape)
@@ -78,7 +78,7 @@ class GeneratedDreams:
                 v[name] = (2 * rng(name).uniform(*shape) - 1) / math.sqrt(fan_in)
         return v
 
-    def render(self, v: Weights) -> Tensor:
+    def render(self, v: Params) -> Tensor:
         height, rows = self.shape[1] // 4, self.shape[2] // 4
         x = F.linear(v["z"], v["fc.weight"], v["fc.bias"]).reshape(self.count, -1, height, rows)
         x = _norm(v, "norm0", x)
@@ -89,7 +89,7 @@ class GeneratedDreams:
         return low + (high - low) * x
 
 
-def _norm(v: Weights, name: str, x: Tensor) -> Tensor:
+def _norm(v: Params, name: str, x: Tensor) -> Tensor:
     return torch.batch_norm(x, v[f"{name}.weight"], v[f"{name}.bias"], None, None, True, 0.0, 1e-5, False)
 
 

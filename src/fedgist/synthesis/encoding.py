@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient
-from fedgist.learning.optimisers import Adam, Optimiser, Weights
-from fedgist.models.model import Model
+from fedgist.learning.optimisers import Adam, Optimiser
 
 Proxy = dict[str, Tensor]
 """D_syn: `images` [N, channels, height, width] as small as the prior makes them, `labels` [N, C], `weights` [N]."""
@@ -105,7 +106,7 @@ class Encoder:
             "weights": torch.ones(count) if free else torch.zeros(count),
         }
 
-    def init(self, variables: Proxy) -> Tree:
+    def init(self, variables: Proxy) -> tuple[Proxy, Tree]:
         """What the scan of `step` begins with."""
         return variables, self.optimiser.init(variables)
 
@@ -121,19 +122,19 @@ class Encoder:
         total = weights.sum(-1, keepdim=True)
         return {"images": variables["images"], "labels": labels * total.sign(), "weights": weights / total}
 
-    def synthetic(self, proxy: Proxy, w: Weights) -> Tensor:
+    def synthetic(self, proxy: Proxy, w: Params) -> Tensor:
         """U_syn (Eqs. 1 and 2), flat."""
         images = full_size(proxy["images"], self.model.input_shape)
         names, buffers = self.names, {name: w[name] for name in self.model.buffers}
 
-        def loss(trained: Weights) -> tuple[Tensor, tuple[()]]:
+        def loss(trained: Params) -> tuple[Tensor, tuple[()]]:
             logits = self.model({**trained, **buffers}, images).logits
             each = -(proxy["labels"] * logits.log_softmax(1)).sum(1)
             return (proxy["weights"] * each).sum(), ()
 
         return self._flat(gradient(loss, {name: w[name] for name in names})[0])
 
-    def aim(self, update: Weights) -> tuple[Tensor, Tensor]:
+    def aim(self, update: Params) -> tuple[Tensor, Tensor]:
         """The direction of each layer of U_real, flat, and each layer's norm."""
         flat = self._flat(update)
         norms = self._sums(flat * flat).sqrt()
@@ -145,20 +146,24 @@ class Encoder:
         whole = (dots * norms).sum() / (root(squares.sum()) * root((norms * norms).sum()))
         return dots / root(squares), whole
 
-    def reconstruction_loss(self, variables: Proxy, w: Weights, direction: Tensor, norms: Tensor) -> Tensor:
+    def reconstruction_loss(self, variables: Proxy, w: Params, direction: Tensor, norms: Tensor) -> Tensor:
         """R_loss (Eq. 3), or one of its forms by layers."""
         each, whole = self.cosines(self.synthetic(self.proxy(variables), w), direction, norms)
         if self.objective == "global":
             return 1 - whole
         return 1 - (each.mean() if self.objective == "layers" else after_scaling(each, norms))
 
-    def step(self, carry: Tree, x: Tree, w: Weights, direction: Tensor, norms: Tensor) -> Tree:
+    def step(
+        self, carry: tuple[Proxy, Tree], x: Tree, w: Params, direction: Tensor, norms: Tensor
+    ) -> tuple[Proxy, Tree]:
         """One iteration: a gradient of a function of a gradient."""
         variables, state = carry
         grads, _ = gradient(lambda v: (self.reconstruction_loss(v, w, direction, norms), ()), variables)
         return self.optimiser.step(variables, grads, state, x["lr"])
 
-    def finish(self, variables: Proxy, w: Weights, direction: Tensor, norms: Tensor, damped: Tensor) -> Tree:
+    def finish(
+        self, variables: Proxy, w: Params, direction: Tensor, norms: Tensor, damped: Tensor
+    ) -> tuple[Sent, Tensor]:
         """What is sent, rounded as the wire rounds, and the cosine of what will be decoded from it with U_real.
 
         Where `damped` is 1, norms are multiplied by 1 − R_loss (switch₁): each by that of its layer, where layers have
@@ -175,13 +180,18 @@ class Encoder:
         sent = self._rounded(tree.zeros_like(self.start(Rng(0), count)))
         return {**sent, "scales": torch.zeros(len(self.layers))}
 
+    @property
+    def statistics(self) -> int:
+        """How many BatchNorm statistics there are, which no gradient can encode."""
+        return sum(math.prod(self.model.shapes[name]) for name in self.model.buffers)
+
     def payload(self, count: int) -> int:
-        """The bytes of an update that is encoded in so many images."""
+        """The bytes of an update that is encoded in so many images, with the statistics beside it."""
         ends = 8 if self.pixels is torch.uint8 else 0
         image = math.prod(self.shape) * self.pixels.itemsize + ends + 4 * (self.model.classes + 1)
-        return count * image + 4 * len(self.layers)
+        return count * image + 4 * (len(self.layers) + self.statistics)
 
-    def decode(self, sent: Sent, w: Weights) -> Weights:
+    def decode(self, sent: Sent, w: Params) -> Params:
         """The update: each layer of U_syn at the norm that was sent."""
         flat = self.synthetic(self.read(sent), w)
         flat = flat * self._spread(sent["scales"] / root(self._sums(flat * flat)))
@@ -203,7 +213,7 @@ class Encoder:
         images = restore(sent["images"], sent["ends"]) if self.pixels is torch.uint8 else sent["images"]
         return {**sent, "images": images}
 
-    def _flat(self, update: Weights) -> Tensor:
+    def _flat(self, update: Params) -> Tensor:
         return torch.cat([update[name].flatten() for name in self.names])
 
     def _sums(self, flat: Tensor) -> Tensor:
@@ -213,20 +223,6 @@ class Encoder:
     def _spread(self, each: Tensor) -> Tensor:
         """A number for each layer, repeated for each of its weights."""
         return torch.cat([number.expand(size) for number, size in zip(each.unbind(), self.layers, strict=True)])
-
-
-def statistics(model: Model, w: Weights) -> Tensor:
-    """The BatchNorm statistics of a model, which no gradient can encode, as one vector."""
-    buffers = [w[name].flatten() for name in model.shapes if name in model.buffers]
-    return torch.cat(buffers) if buffers else next(iter(w.values())).new_zeros(0)
-
-
-def moved(model: Model, w: Weights, update: Weights, statistics: Tensor) -> Weights:
-    """θ ← θ − U, with new BatchNorm statistics."""
-    buffers = [name for name in model.shapes if name in model.buffers]
-    parts = statistics.split([w[name].numel() for name in buffers]) if buffers else ()
-    new = {name: part.view_as(w[name]) for name, part in zip(buffers, parts, strict=True)}
-    return {name: new[name] if name in new else w[name] - update[name] for name in w}
 
 
 def root(squares: Tensor) -> Tensor:

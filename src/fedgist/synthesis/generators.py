@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from fedgist import models
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient
 from fedgist.learning.distillation import averaged_logits_loss, weighted_users_loss
-from fedgist.learning.optimisers import Optimiser, Weights
-from fedgist.models.model import LayeredModel, Model
+from fedgist.learning.optimisers import Optimiser
+from fedgist.learning.training import Carry
+from fedgist.models.model import LayeredModel
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,10 @@ class Generator:
     def buffers(self) -> frozenset[str]:
         return self._net.buffers
 
-    def init(self, rng: Rng) -> Weights:
+    def init(self, rng: Rng) -> Params:
         return self._net.init(rng)
 
-    def __call__(self, w: Weights, y: Tensor, noise: Tensor, train: bool = False) -> tuple[Tensor, Weights]:
+    def __call__(self, w: Params, y: Tensor, noise: Tensor, train: bool = False) -> tuple[Tensor, Params]:
         """Latents [batch, *latent] for labels [batch] and noise [batch, d]; train mode also gives new statistics."""
         label = (y[:, None] == torch.arange(self.classes, device=y.device)).to(noise.dtype)
         output = self._net(w, torch.cat([noise, label], 1), train=train)
@@ -57,7 +60,7 @@ class Generator:
         size = (*shape, self.noise)
         return rng.uniform(*size) if kind == "uniform" else rng.normal(*size)
 
-    def sample(self, w: Weights, y: Tensor, noise: Tensor) -> Tensor:
+    def sample(self, w: Params, y: Tensor, noise: Tensor) -> Tensor:
         """Latents for labels of any shape, in evaluation mode."""
         z, _ = self(w, y.flatten(), noise.flatten(0, -2))
         return z.reshape(*y.shape, *self.latent)
@@ -92,11 +95,11 @@ class GeneratorTrainer:
     loss: str = "code"
     diversity: float = 1.0
 
-    def init(self, w: Weights) -> Tree:
+    def init(self, w: Params) -> Tree:
         """The optimiser's state at the start."""
         return self.optimiser.init({name: w[name] for name in w if name not in self.generator.buffers})
 
-    def step(self, carry: Tree, batch: Tree, heads: Weights, weights: Tensor, lr: Tensor) -> Tree:
+    def step(self, carry: Carry, batch: Tree, heads: Params, weights: Tensor, lr: Tensor) -> Carry:
         """One step: (generator, optimiser state) -> the same after it.
 
         `batch` holds labels y [B] and noise [B, d]; `heads` the users' heads, stacked; `weights` [users, classes] is
@@ -106,7 +109,7 @@ class GeneratorTrainer:
         buffers = {name: w[name] for name in self.generator.buffers}
         trained = {name: w[name] for name in w if name not in buffers}
 
-        def objective(trained: Weights) -> tuple[Tensor, Weights]:
+        def objective(trained: Params) -> tuple[Tensor, Params]:
             z, new = self.generator({**trained, **buffers}, batch["y"], batch["noise"], train=True)
             logits = torch.func.vmap(lambda head: self.model(head, z, start=self.latent).logits)(heads)
             if self.loss == "paper":

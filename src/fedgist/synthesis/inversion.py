@@ -9,6 +9,8 @@ Deviations from the paper:
    step of size ε per value that hurts most to first order, so min_x max_{‖δ‖∞ ≤ ε} is descended.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -16,13 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
-from fedgist.core.tree import Tree
-from fedgist.core.work import gradient
-from fedgist.learning.optimisers import Adam, Weights
-from fedgist.models.layers import Tap
-from fedgist.models.model import Model
+from fedgist.core.task import Model, Tap
+from fedgist.core.work import compute, gradient, scan
+from fedgist.learning.optimisers import Adam
+from fedgist.learning.training import Carry
 from fedgist.options import option
+
+log = logging.getLogger("fedgist")
 
 TV_FORMS = ("mean", "norms")
 
@@ -71,7 +76,7 @@ class Objective:
     l2: float = 3e-8
     robust: float = 0.0
 
-    def __call__(self, w: Weights, x: Tensor) -> Tensor:
+    def __call__(self, w: Params, x: Tensor) -> Tensor:
         tap: Tap = []
         logits = self.model(w, x, start=self.layer, tap=tap).logits
         if self.robust:
@@ -89,10 +94,71 @@ class Objective:
             return entropy(logits)
         return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device) % self.model.classes)
 
-    def attack(self, w: Weights, x: Tensor) -> Tensor:
+    def attack(self, w: Params, x: Tensor) -> Tensor:
         """δ = ε sign ∇_x doubt (Goodfellow et al. 2015), a constant for the descent."""
         slope, _ = gradient(lambda at: (self.doubt(self.model(w, at, start=self.layer).logits), ()), x.detach())
         return (self.robust * slope.sign()).detach()
+
+
+def has_statistics(model: Model, layer: str | None = None) -> bool:
+    """Whether what enters the model (at `layer`) passes a BatchNorm, without which Eq. 6 says nothing."""
+    tap: Tap = []
+    shape = model.input_shape if layer is None else model.layer_shapes[layer]
+    model(model.init(Rng(0)), torch.zeros(1, *shape), start=layer, tap=tap)
+    return len(tap) > 0
+
+
+class Space(Protocol):
+    """What is optimised, and how dreams come of it."""
+
+    def render(self, v: Params) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Dreamer:
+    """Descends on the variables v of a batch of dreams. A value, so that equal models of many clients are one work."""
+
+    objective: Objective
+    space: Space
+    adam: ClassVar[Adam] = Adam()
+
+    def gradient(self, v: Params, w: Params) -> Params:
+        """∇_v ℓ̃ at the dreams that v stands for."""
+        found, _ = gradient(lambda at: (self.objective(w, self.space.render(at)), ()), v)
+        return found
+
+    def step(self, carry: Carry, index: Tensor, w: Params, lr: Tensor) -> Carry:
+        """One step of Adam, for `scan`: (v, optimiser state) -> the same after it."""
+        v, state = carry
+        return self.adam.step(v, self.gradient(v, w), state, lr)
+
+    async def descend(self, v: Params, w: Params, steps: int, lr: Tensor) -> Params:
+        """The variables after so many steps."""
+        index = torch.arange(steps, device=next(iter(v.values())).device)
+        v, _ = await scan(self.step, (v, self.adam.init(v)), index, w, lr)
+        return v
+
+    async def update(self, v: Params, w: Params, local_steps: int, lr: Tensor) -> Params:
+        """The gradient, or (after M local steps) the pseudo-gradient: how far v went."""
+        if not local_steps:
+            return await compute(self.gradient, v, w)
+        return tree.sub(await self.descend(v, w, local_steps, lr), v)
+
+    def logits(self, v: Params, w: Params) -> Tensor:
+        """What the model says about the dreams."""
+        return self.objective.model(w, self.space.render(v), start=self.objective.layer).logits
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """The adaptive term: −H(student(x)), which drives dreams to where the student is still unsure."""
+
+    model: Model
+    space: Space
+
+    def gradient(self, v: Params, w: Params) -> Params:
+        found, _ = gradient(lambda at: (-entropy(self.model(w, self.space.render(at)).logits), ()), v)
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,51 +177,9 @@ class DreamOptions:
         terms = (self.conditional, self.entropy, self.statistics, self.tv, self.tv_form, self.l2, self.robust)
         return Objective(model, layer, *terms)
 
-
-def has_statistics(model: Model, layer: str | None = None) -> bool:
-    """Whether what enters the model (at `layer`) passes a BatchNorm, without which Eq. 6 says nothing."""
-    tap: Tap = []
-    shape = model.input_shape if layer is None else model.layer_shapes[layer]
-    model(model.init(Rng(0)), torch.zeros(1, *shape), start=layer, tap=tap)
-    return len(tap) > 0
-
-
-class Space(Protocol):
-    """What is optimised, and how dreams come of it."""
-
-    def render(self, v: Weights) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Dreamer:
-    """Descends on the variables v of a batch of dreams. A value, so that equal models of many clients are one work."""
-
-    objective: Objective
-    space: Space
-    adam: ClassVar[Adam] = Adam()
-
-    def gradient(self, v: Weights, w: Weights) -> Weights:
-        """∇_v ℓ̃ at the dreams that v stands for."""
-        found, _ = gradient(lambda at: (self.objective(w, self.space.render(at)), ()), v)
-        return found
-
-    def step(self, carry: Tree, index: Tensor, w: Weights, lr: Tensor) -> Tree:
-        """One step of Adam, for `scan`: (v, optimiser state) -> the same after it."""
-        v, state = carry
-        return self.adam.step(v, self.gradient(v, w), state, lr)
-
-    def logits(self, v: Weights, w: Weights) -> Tensor:
-        """What the model says about the dreams."""
-        return self.objective.model(w, self.space.render(v), start=self.objective.layer).logits
-
-
-@dataclass(frozen=True)
-class Unsure:
-    """The adaptive term: −H(student(x)), which drives dreams to where the student is still unsure."""
-
-    model: Model
-    space: Space
-
-    def gradient(self, v: Weights, w: Weights) -> Weights:
-        found, _ = gradient(lambda at: (-entropy(self.model(w, self.space.render(at)).logits), ()), v)
-        return found
+    def dreamers(self, models: Mapping[str, Model], space: Space, layer: str | None) -> dict[Model, Dreamer]:
+        """Of each model; says so where the BatchNorm term is meant to be and cannot."""
+        for name, model in models.items():
+            if self.statistics and not has_statistics(model, layer):
+                log.warning(f"codream: dreams pass no BatchNorm in {name}, so its BatchNorm term (Eq. 6) is absent")
+        return {model: Dreamer(self.objective(model, layer), space) for model in models.values()}

@@ -10,38 +10,27 @@ Deviations from the paper:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng, uniform
+from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient, stacked
-from fedgist.learning.optimisers import SGD, Weights, add_scaled
-from fedgist.models.model import Output
+from fedgist.learning.optimisers import SGD, add_scaled
 from fedgist.synthesis.augmentation import Augmentation, Change
 from fedgist.synthesis.gaussian import normal
 
 
-class Net(Protocol):
-    """What matching needs of a model: its forward pass, and which of its tensors are not weights."""
-
-    @property
-    def buffers(self) -> frozenset[str]: ...
-
-    def __hash__(self) -> int: ...
-
-    def __call__(self, w: Weights, x: Tensor, /) -> Output: ...
-
-
-def embed(net: Net, w: Weights, x: Tensor) -> Tensor:
+def embed(model: Model, w: Params, x: Tensor) -> Tensor:
     """h_w(x) and z_w(x) side by side: [images, features + classes]."""
-    output = net(w, x)
+    output = model(w, x)
     return torch.cat([output.features.flatten(1), output.logits], 1)
 
 
-def on_sphere(w: Weights, seed: Tensor, radius: float, fixed: frozenset[str] = frozenset()) -> Weights:
+def on_sphere(w: Params, seed: Tensor, radius: float, fixed: frozenset[str] = frozenset()) -> Params:
     """A point drawn uniformly from the sphere around `w`; the tensors named in `fixed` stay as they are.
 
     A Gaussian vector has no preferred direction, so dividing it by its norm gives the uniform law.
@@ -137,7 +126,7 @@ class ClassBatches:
 class Matcher:
     """Moves synthetic images so that their class means match the real ones. A value, like a `Trainer`."""
 
-    net: Net
+    model: Model
     rho: float
     optimiser: SGD
     lr: float
@@ -149,7 +138,7 @@ class Matcher:
         return {"x": images}, self.optimiser.init({"x": images})
 
     def step(
-        self, carry: Tree, drawn: Tree, pool: Tree, w: Weights, real: Tensor, own: Tensor, box: Tensor | None = None
+        self, carry: Tree, drawn: Tree, pool: Tree, w: Params, real: Tensor, own: Tensor, box: Tensor | None = None
     ) -> Tree:
         """One step of Algorithm 1, lines 12 to 15; `real` and `own` are the shares of real and synthetic images.
 
@@ -157,26 +146,26 @@ class Matcher:
         """
         images, state = carry
         of_real, of_own = PRECISIONS[self.precision]
-        around = on_sphere(w, drawn["weights"], self.rho, self.net.buffers)
+        around = on_sphere(w, drawn["weights"], self.rho, self.model.buffers)
         change = Change(drawn["change"], images["x"]) if "change" in drawn else None
         target = self.real_means(self._embed(around, pool["x"][drawn["real"]], change, of_real), real, drawn["noise"])
 
-        def loss(images: Weights) -> tuple[Tensor, tuple[()]]:
+        def loss(images: Params) -> tuple[Tensor, tuple[()]]:
             return matching_loss(target, own @ self._embed(around, images["x"], change, of_own)), ()
 
         grads, _ = gradient(loss, images)
         moved, state = self.optimiser.step(images, grads, state, self.lr)
         return moved if box is None else {"x": moved["x"].clamp(box[0], box[1])}, state
 
-    def _embed(self, w: Weights, x: Tensor, change: Change | None, computed_in: torch.dtype | None) -> Tensor:
+    def _embed(self, w: Params, x: Tensor, change: Change | None, computed_in: torch.dtype | None) -> Tensor:
         """The embeddings of the changed images, in the images' own type."""
         x, own = x if change is None else change(x), x.dtype
         if computed_in is not None and (x.is_cuda or computed_in != torch.float16):
             w, x = _rounded(w, computed_in), x.to(computed_in)
-        return embed(self.net, w, x).to(own)
+        return embed(self.model, w, x).to(own)
 
 
-def _rounded(w: Weights, dtype: torch.dtype) -> Weights:
+def _rounded(w: Params, dtype: torch.dtype) -> Params:
     """The weights in another type, in one call for all tensors where that is possible."""
     if stacked():
         return {name: tensor.to(dtype) for name, tensor in w.items()}

@@ -1,14 +1,13 @@
 """What all methods share in which every client keeps a model of its own, of an architecture of its own."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from torch import Tensor
-
-from fedgist.core.federation import Federation, Site
-from fedgist.core.method import Method
+from fedgist.core.federation import Federation, Site, State
+from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
-from fedgist.learning.evaluation import (
+from fedgist.core.task import Samples
+from fedgist.families.evaluation import (
     Evaluate,
     EvaluateOwnLabels,
     Hits,
@@ -18,8 +17,7 @@ from fedgist.learning.evaluation import (
     pooled_over_clients,
     score,
 )
-from fedgist.learning.training import LocalOptions
-from fedgist.models.model import Model
+from fedgist.families.local_training import LocalOptions
 from fedgist.options import option
 
 
@@ -32,25 +30,26 @@ class OwnModelOptions(LocalOptions):
     published: bool = option(False, "Evaluate also as FedGen's released code does: on the test images of own labels.")
 
 
-class OwnModel(Method):
+Options = TypeVar("Options", bound=OwnModelOptions)
+
+
+class OwnModel(Method[Options]):
     """Abstract: the weights `w` of a client's model live in its state, and are tested where they are."""
 
-    def model_of(self, me: Site) -> Model:
-        model: Model = self.task.models[me.info["model"]]
-        return model
-
-    def client_init(self, me: Site) -> Any:
+    def client_init(self, me: Site) -> State:
         rng = Rng(me.rng.root)("common start") if self.config.common_start else me.rng
         return {"w": self.model_of(me).init(rng)}
 
-    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+    async def evaluate(self, state: State, fed: Federation, test: Samples) -> dict[str, float]:
         found = await over_clients(fed, Evaluate())
         if self.config.published:
             found["accuracy_published"] = await pooled_over_clients(fed, EvaluateOwnLabels(len(fed.ids)))
         return found
 
+    @handler
     async def test(self, me: Site, msg: Evaluate) -> Score:
         return await score(self.model_of(me), me.state["w"], me)
 
+    @handler
     async def test_on_own_labels(self, me: Site, msg: EvaluateOwnLabels) -> Hits:
         return await hits_on_own_labels(self.model_of(me), me.state["w"], me, msg.shares)

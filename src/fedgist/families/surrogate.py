@@ -1,33 +1,30 @@
 """What methods share whose clients send labelled images and whose server trains on them. Xiong et al. 2023, Eqs. 3, 5.
 
-The pooled images are the server's surrogate of everybody's data, good only near w_r: training starts there and never
-leaves the ball B_ρ(w_r). A method that inherits from `Surrogate` writes only how a client makes its images.
+The pooled images are the server's surrogate of everybody's data, good only near w_r. A method that inherits from
+`Surrogate` writes only how a client makes its images.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core import tree
 from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Answers, Federation, Site
+from fedgist.core.federation import Answers, Federation, Site, State
 from fedgist.core.message import Bounds, Params, float16, float32, int64, message, uint8, wire
-from fedgist.core.method import Method
 from fedgist.core.rng import Rng
-from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
 from fedgist.data.client_data import ClientData
-from fedgist.learning.evaluation import accuracy
-from fedgist.learning.optimisers import SGD, Weights, add_scaled
+from fedgist.families.participation import active_option
+from fedgist.families.server_model import ServerModel
+from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
-from fedgist.models.model import Output
 from fedgist.options import option
-from fedgist.synthesis.augmentation import KINDS, Augmentation, Change
+from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.pixels import dequantise, quantise
+from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class SurrogateOptions:
     ipc: int = option(10, "Images for each class that a client holds.", low=1)
     min_class: int = option(10, "A class with fewer samples than this counts as not held.", low=1)
     pixels: str = option("float32", "How a pixel travels.", choices=("float32", "float16", "uint8"))
-    active: float = option(0.0, "Clients asked in a round: a number, a fraction below 1, or 0 for all.", low=0)
+    active: float = active_option()
     rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
     weighting: str = option(
         "uniform", "Weight of an image: all alike, or the samples it stands for.", choices=("uniform", "samples")
@@ -69,39 +66,10 @@ class Images:
     counts: Params = wire(shape="shown counts", paper=False)
 
 
-def project(w: Weights, centre: Weights, radius: float, fixed: frozenset[str]) -> Weights:
-    """The point of the ball around `centre` that is nearest to `w`; the tensors named in `fixed` stay as they are."""
-    free = [name for name in w if name not in fixed]
-    from_here = {name: centre[name] for name in free}
-    moved = add_scaled({name: w[name] for name in free}, -1.0, from_here)
-    factor = (radius / tree.norm(moved).clamp_min(1e-12)).clamp_max(1.0)
-    return {**w, **add_scaled(from_here, factor, moved)}
+Options = TypeVar("Options", bound=SurrogateOptions)
 
 
-def weighted_cross_entropy(output: Output, y: Tensor, weight: Tensor, w: Weights) -> Tensor:
-    """The mean over the images that count of weight times cross-entropy."""
-    losses = F.cross_entropy(output.logits, y, reduction="none")
-    return (losses * weight).sum() / (weight > 0).sum()
-
-
-@dataclass(frozen=True)
-class SurrogateTrainer:
-    """Supervised training that stays in the ball B_ρ(w_r) (Eq. 3)."""
-
-    trainer: Trainer
-    rho: float
-
-    def step(self, carry: Tree, batch: Tree, pool: Tree, centre: Weights) -> Tree:
-        if "changes" in batch:
-            index = batch["index"]
-            x = pool["x"][index]
-            pool = {"x": Change(batch["changes"], x)(x), "y": pool["y"][index]}
-            batch = {**batch, "index": torch.arange(len(index), device=index.device)}
-        w, state = self.trainer.step(carry, batch, pool, batch["lr"])
-        return project(w, centre, self.rho, self.trainer.model.buffers), state
-
-
-class Surrogate(Method):
+class Surrogate(ServerModel[Options]):
     """Abstract: one server model of any architecture, of which clients need the forward pass and keep nothing."""
 
     citation = """@inproceedings{xiong2023feddm,
@@ -113,15 +81,11 @@ class Surrogate(Method):
 
     def bounds(self, model: str) -> Bounds:
         """The server's architecture is everybody's, whatever a client would use for itself."""
-        channels, height, width = self.task.shape
         shown = {"counts": (self.task.classes,)} if self.config.weighting == "samples" else {}
-        most = {"images": self.task.classes * self.config.ipc, "channels": channels, "height": height, "width": width}
-        return {"model": self.model.shapes, "shown counts": shown, **most}
+        most = {"images": self.task.classes * self.config.ipc}
+        return {**super().bounds(model), "model": self.model.shapes, "shown counts": shown, **most}
 
-    def server_init(self, rng: Rng) -> Any:
-        return {"w": self.model.init(rng)}
-
-    async def round(self, state: Any, fed: Federation) -> Any:
+    async def round(self, state: State, fed: Federation) -> State:
         answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
         x, y, weight = self.pool(answers)
         if len(y) == 0:  # nobody who answered holds enough of any class
@@ -129,22 +93,15 @@ class Surrogate(Method):
         fed.show("images that the clients sent", x, y)
         return {"w": await self.train(state["w"], x, y, weight, fed.rng("batches"))}
 
-    async def evaluate(self, state: Any, fed: Federation, test: tuple[Tensor, Tensor]) -> dict[str, float]:
-        return {"accuracy": await accuracy(self.model, state["w"], test)}
-
-    def weights(self, state: Any) -> Params:
-        w: Params = state["w"]
-        return w
-
     # The server
 
-    def pool(self, answers: Answers) -> tuple[Tensor, Tensor, Tensor]:
+    def pool(self, answers: Answers[Images]) -> tuple[Tensor, Tensor, Tensor]:
         """All images, their labels, and their weights, which are 1 on average."""
         received = [self._checked(id, answers[id]) for id in answers]
         x, y, weight = (torch.cat(part) for part in zip(*received, strict=True))
         return x, y, weight / weight.mean().clamp_min(1e-12)
 
-    def _checked(self, id: str, sent: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _checked(self, id: str, sent: Images) -> tuple[Tensor, Tensor, Tensor]:
         """Sizes below the agreed bounds, and labels, are not for the codec to check."""
         x, y = sent.images, sent.labels
         if tuple(x.shape[1:]) != self.task.shape:
@@ -158,7 +115,7 @@ class Surrogate(Method):
             weight = sent.counts["counts"][y].to(x.dtype) / y.bincount(minlength=self.task.classes)[y]
         return x, y, weight
 
-    async def train(self, w: Weights, x: Tensor, y: Tensor, weight: Tensor, rng: Rng) -> Weights:
+    async def train(self, w: Params, x: Tensor, y: Tensor, weight: Tensor, rng: Rng) -> Params:
         """w_{r+1}: the surrogate's minimum in B_ρ(w_r), as far as SGD gets (Algorithm 1, line 8)."""
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)

@@ -1,0 +1,110 @@
+"""The names that the author of a method needs, in one place; docs/writing-a-method.md shows them at work."""
+
+from fedgist.core import tree
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import Answers, Federation, Site, State
+from fedgist.core.message import Bounds, Done, Params, float16, float32, int64, message, uint8, wire
+from fedgist.core.method import Method, handler
+from fedgist.core.rng import Rng
+from fedgist.core.task import Data, Model, Output, Samples, Task
+from fedgist.core.tree import Tree
+from fedgist.core.work import Chunks, Pool, compute, gradient, scan
+from fedgist.families.evaluation import (
+    Evaluate,
+    EvaluateThis,
+    EvaluateThisOnOwnLabels,
+    over_clients,
+    pooled_over_clients,
+)
+from fedgist.families.global_model import (
+    Global,
+    GlobalModel,
+    GlobalModelOptions,
+    Local,
+    SentWeights,
+    average,
+    check_updates,
+    statistics_apart,
+)
+from fedgist.families.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
+from fedgist.families.label_logits import LogitOptions, train_towards
+from fedgist.families.local_training import LocalOptions, train, trainer
+from fedgist.families.own_model import OwnModel, OwnModelOptions
+from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
+from fedgist.families.server_model import ServerModel
+from fedgist.families.server_optimisers import AdaptiveServer
+from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
+from fedgist.learning.evaluation import accuracy
+from fedgist.learning.training import cross_entropy
+from fedgist.options import option
+
+__all__ = [
+    "AdaptiveServer",
+    "Answers",
+    "Bounds",
+    "Chunks",
+    "Current",
+    "Data",
+    "Done",
+    "Evaluate",
+    "EvaluateThis",
+    "EvaluateThisOnOwnLabels",
+    "Federation",
+    "FedgistError",
+    "Global",
+    "GlobalModel",
+    "GlobalModelOptions",
+    "Images",
+    "Lesson",
+    "Local",
+    "LocalOptions",
+    "LogitOptions",
+    "Method",
+    "Model",
+    "Output",
+    "OwnModel",
+    "OwnModelOptions",
+    "Params",
+    "Pool",
+    "Rng",
+    "Samples",
+    "SentWeights",
+    "ServerModel",
+    "Site",
+    "State",
+    "Surrogate",
+    "SurrogateOptions",
+    "Task",
+    "Taught",
+    "TaughtOptions",
+    "Train",
+    "Trained",
+    "Tree",
+    "accuracy",
+    "active_option",
+    "average",
+    "check_updates",
+    "client_weight",
+    "compute",
+    "cross_entropy",
+    "float16",
+    "float32",
+    "gradient",
+    "handler",
+    "int64",
+    "message",
+    "n_ref_option",
+    "option",
+    "over_clients",
+    "pooled_over_clients",
+    "scan",
+    "statistics_apart",
+    "train",
+    "train_towards",
+    "trainer",
+    "tree",
+    "uint8",
+    "unknown",
+    "weighting_option",
+    "wire",
+]

@@ -1,0 +1,94 @@
+"""Evaluation of models that clients hold, or complete with parts of their own: by an exchange, here and elsewhere."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fedgist.core.federation import Federation, Site
+from fedgist.core.message import Params, message, wire
+from fedgist.core.rng import Rng
+from fedgist.core.task import Model
+from fedgist.core.work import compute
+from fedgist.learning.evaluation import Classifier, accuracy
+
+
+@message
+class Evaluate:
+    """Test your own model on your own test set."""
+
+
+@message
+class EvaluateThis:
+    """Test these weights (with your own buffers, where they are yours) on your own test set."""
+
+    w: Params
+
+
+@message
+class Score:
+    """Accuracies of the answering clients, as a sum; and the squares of how far each is from a half."""
+
+    accuracy: float = wire(additive=True)
+    squares: float = wire(additive=True)
+    clients: int = wire(torch.int64, additive=True)
+
+
+@message
+class EvaluateOwnLabels:
+    """Test your own model on your share, one of `shares`, of the test images of the labels that you hold."""
+
+    shares: int
+
+
+@message
+class EvaluateThisOnOwnLabels:
+    """The same for these weights, with whatever you keep of your own in their place."""
+
+    w: Params
+    shares: int
+
+
+@message
+class Hits:
+    """How many test images the answering clients classified, and how many of them correctly, as sums."""
+
+    correct: int = wire(torch.int64, additive=True)
+    images: int = wire(torch.int64, additive=True)
+
+
+async def score(model: Model, w: Params, me: Site) -> Score:
+    """A client's reply to an evaluation; a client without a test set counts for nothing."""
+    if me.data.test is None or len(me.data.test[1]) == 0:
+        return Score(0.0, 0.0, 0)
+    mine = await accuracy(model, w, me.data.test)
+    return Score(mine, (mine - 0.5) ** 2, 1)
+
+
+async def over_clients(fed: Federation, request: object) -> dict[str, float]:
+    """Mean and deviation of the accuracies of all clients that have a test set; `request` may be one for each."""
+    total = (await fed.ask(_addressed(fed, request), None, Score)).sum
+    clients = max(1, total.clients)
+    mean = float(total.accuracy) / clients
+    variance = float(total.squares) / clients - (mean - 0.5) ** 2 if total.clients else 0.0
+    return {"accuracy": mean, "deviation_between_clients": math.sqrt(max(0.0, variance))}
+
+
+async def hits_on_own_labels(model: Model, w: Params, me: Site, shares: int) -> Hits:
+    """A client's part in the evaluation of FedGen's released code: a share of the images of labels it holds."""
+    if me.data.test is None or me.data.n == 0:
+        return Hits(0, 0)
+    x, y = me.data.test
+    first = int(Rng(me.rng.root)("test share", me.id).integers(shares, 1))  # the same images in every round
+    mine = torch.isin(y, me.data.y.unique()).nonzero().flatten()[first::shares]
+    return Hits(int(await compute(Classifier(model).correct, w, x[mine], y[mine])), len(mine))
+
+
+async def pooled_over_clients(fed: Federation, request: object) -> float:
+    """The fraction of all clients' test images together that are classified correctly."""
+    total = (await fed.ask(_addressed(fed, request), None, Hits)).sum
+    return float(total.correct) / max(1, total.images)
+
+
+def _addressed(fed: Federation, request: object) -> Mapping[str, object]:
+    return request if isinstance(request, Mapping) else dict.fromkeys(fed.ids, request)

@@ -1,0 +1,100 @@
+"""Local training: the options that the papers vary, and a client's round of it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.federation import Site
+from fedgist.core.message import Params
+from fedgist.core.rng import Rng
+from fedgist.core.task import Batches, Data, Model
+from fedgist.core.tree import Tree
+from fedgist.core.work import scan
+from fedgist.learning.moves import draw_moves
+from fedgist.learning.optimisers import optimiser
+from fedgist.learning.training import Loss, Trainer, cross_entropy
+from fedgist.options import option
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """How a client trains on its own data; method configurations inherit these."""
+
+    steps: int = option(0, "Local steps a round; 0 counts epochs instead.", low=0)
+    epochs: int = option(1, "Local epochs a round, when steps is 0.", low=1)
+    batch: int = option(32, "Samples in a batch.", low=1)
+    lr: float = option(0.05, "Learning rate of the first round.", above=0)
+    schedule: str = option(
+        "constant", "How the learning rate falls over the rounds.", choices=("constant", "exponential", "cosine")
+    )
+    decay: float = option(0.99, "Factor a round of the exponential schedule.", above=0, high=1)
+    horizon: int = option(100, "Rounds until the cosine schedule reaches zero.", low=1)
+    optimiser: str = option("sgd", "Local optimiser.", choices=("sgd", "adam"))
+    momentum: float = option(0.0, "Momentum of sgd.", low=0, high=0.9999)
+    weight_decay: float = option(0.0, "L2 penalty in the optimiser.", low=0)
+    keep_momentum: bool = option(False, "Keep the optimiser's state from round to round instead of starting anew.")
+    clip: float = option(0.0, "Largest norm of a gradient; 0 does not clip.", low=0)
+    crop: int = option(0, "Pixels by which images are shifted at random in each step, at most.", low=0)
+    flip: bool = option(False, "Mirror half of the images at random in each step.")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round (the first is 1)."""
+        if self.schedule == "exponential":
+            return self.lr * self.decay ** (round - 1)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (round - 1) / self.horizon)))
+        return self.lr
+
+    def plan(self, data: Data, rng: Rng) -> Batches:
+        """The batches of one round, as indices."""
+        steps, epochs, batch = self.steps, self.epochs, self.batch
+        plan = data.steps(rng, steps, batch) if steps else data.epochs(rng, epochs, batch)
+        return self.with_moves(data, plan, rng)
+
+    def with_moves(self, data: Data, plan: Batches, rng: Rng) -> Batches:
+        """Batches of `data` with how each of their images is shifted and mirrored, if any is."""
+        if not (self.crop or self.flip):
+            return plan
+        height, width = data.x.shape[2:]
+        if self.crop >= min(height, width):
+            raise FedgistError(
+                f"crop={self.crop} shifts images of {height} × {width} pixels out of sight: make it smaller"
+            )
+        index = plan["index"]
+        return plan | {"moves": draw_moves(tuple(index.shape), self.crop, self.flip, rng("moves")).to(index.device)}
+
+
+def trainer(options: LocalOptions, model: Model, loss: Loss = cross_entropy) -> Trainer:
+    """The trainer that a method's options describe."""
+    chosen = optimiser(options.optimiser, options.momentum, options.weight_decay)
+    return Trainer(model, chosen, loss, options.clip)
+
+
+class Learner(Protocol):
+    """What `train` needs of a trainer."""
+
+    def init(self, w: Params) -> Tree: ...
+
+    def step(
+        self, carry: tuple[Params, Tree], batch: Tree, pool: Tree, lr: Tensor, /, *extra: Any
+    ) -> tuple[Params, Tree]: ...
+
+
+async def train(
+    options: LocalOptions, learner: Learner, me: Site, w: Params, *extra: object, plan: Batches | None = None
+) -> Params:
+    """One round of a client's own training from `w`; the optimiser's state stays in the site's state if it is kept.
+
+    A `plan` may hold more for each step than the batches of `options.plan`. A client without data returns `w` as it is.
+    """
+    plan = plan or options.plan(me.data, me.rng("batches"))
+    state = me.state.get("optimiser") if options.keep_momentum else None
+    lr = torch.tensor(options.lr_at(me.round), dtype=torch.float64)  # rounded once, where it is used
+    w, state = await scan(learner.step, (w, state or learner.init(w)), plan, me.data.pool, lr, *extra)
+    if options.keep_momentum:
+        me.state["optimiser"] = state
+    return w
