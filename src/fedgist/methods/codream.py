@@ -185,7 +185,7 @@ class CoDream(fg.Taught[Config]):
 
     async def dream(self, state: fg.State, fed: fg.Federation, cohort: Sequence[str], mean_p: float) -> fg.Params:
         """Knowledge extraction: exchange by exchange, the cohort's mean update moves the dreams (Eq. 4)."""
-        v = await fg.compute(fg.tree.copy, self.space.start(fed.rng("dreams")))  # brings it to where it is computed on
+        v: fg.Params = await fg.compute(fg.tree.copy, self.space.start(fed.rng("dreams")))  # to where it computes
         v = {**state["v"], "z": v["z"]} if self.config.generator else v
         moments, printed = self.optimiser.init(v), self.config.weighting == "inverse"
         shown = await fed.ask(cohort, ShowModel(), ShownModel) if self.config.offload else None

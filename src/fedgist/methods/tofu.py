@@ -229,8 +229,7 @@ class TOFU(fg.ServerModel[Config]):
             decoded = await self.decode(sent, w)
             me.state["residual"] = self.lost(aimed, decoded)
         if self.config.single:  # the server will do the same, so nothing need come back
-            me.state["w"] = apply_update(self.model, w, decoded, as_float32(running / p))
-            me.state["version"] = version + 1
+            me.state |= {"w": apply_update(self.model, w, decoded, as_float32(running / p)), "version": version + 1}
         fields = {name: field[None] for name, field in self.on_wire(sent).items()}
         return Upload(**fields, version=version, p=p, statistics=running, cosine=p * float(cosine))
 
