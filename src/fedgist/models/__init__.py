@@ -2,8 +2,8 @@
 
 from fedgist.models.layers import NORMS, NormStatistics, Weights
 from fedgist.models.model import LayeredModel, Model, Output
-from fedgist.models.module import ModuleModel, from_module
 from fedgist.models.registry import available, build
+from fedgist.models.torch_module import ModuleModel, from_module
 
 __all__ = [
     "NORMS",

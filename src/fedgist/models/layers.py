@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.models.stacking import average, convolve
+from fedgist.models.gpu.stacking import average, convolve
 
 Weights = dict[str, Tensor]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
-from fedgist.models.fused import bind_fused
+from fedgist.models.gpu.blocks import bind_blocks
 from fedgist.models.layers import Entry, Layers, Step, Tap, Weights, bind_all, named_entries
 
 
@@ -128,7 +128,7 @@ class LayeredModel(Model):
             _layer_shapes=dict(zip(names, activation_shapes(self.layers, self.input_shape), strict=False)),
             _positions={name: i for i, name in enumerate(names)},
             _extractor=steps[:-1],
-            _whole=bind_fused(self.layers[:-1]),
+            _whole=bind_blocks(self.layers[:-1]),
             _classify=steps[-1],
         )
 

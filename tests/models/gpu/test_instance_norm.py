@@ -13,7 +13,7 @@ from fedgist import models
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
-from fedgist.models import fused, instance_norm
+from fedgist.models.gpu import blocks, instance_norm
 from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
 EXACT = Place(torch.device("cuda"))
@@ -42,7 +42,7 @@ def block(inputs: int, channels: int = 6, norm: str = "instance", size: int = 2,
     ],
 )
 def test_which_layers_are_one(layers: Layers, steps: int) -> None:
-    assert len(fused.bind_fused(layers)) == steps
+    assert len(blocks.bind_blocks(layers)) == steps
 
 
 @pytest.mark.parametrize(("behind", "flat"), [((), False), ((("flatten", Flatten()),), True), (block(6), False)])
@@ -57,11 +57,11 @@ def test_what_is_flattened_next_lies_flat(
         told.append(given[-1])
         return x
 
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    monkeypatch.setattr(blocks, "serves", lambda *_: True)
     for name in ("norm_relu_pool", "conv_norm_relu_pool"):
         monkeypatch.setattr(instance_norm, name, kernel)
     layers = block(3)[first:]
-    step = fused.bind_fused((*layers, *behind))[0]
+    step = blocks.bind_blocks((*layers, *behind))[0]
     for asked in (True, False):
         with torch.set_grad_enabled(asked):
             step(weights(layers), torch.zeros(2, 6 if first else 3, 8, 8).double(), None, None)
@@ -123,14 +123,14 @@ def weights(layers: Layers) -> Weights:
 def test_without_a_gpu_a_block_is_its_layers(inputs: int) -> None:
     layers = block(inputs)
     w, x = weights(layers), Rng(1)("x").normal(5, inputs, 8, 8).double()
-    assert torch.equal(run(fused.bind_fused(layers), w, x), run(bind_all(layers), w, x))
+    assert torch.equal(run(blocks.bind_blocks(layers), w, x), run(bind_all(layers), w, x))
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("inputs", [3, 8])
 def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bias changes nothing, and its gradient is not missing but zero; the others are those of the layers, twice."""
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    monkeypatch.setattr(blocks, "serves", lambda *_: True)
     layers = block(inputs)
     w = {name: tensor.requires_grad_() for name, tensor in weights(layers).items()}
     x = Rng(1)("x").normal(5, inputs, 8, 8).double().requires_grad_()
@@ -140,7 +140,7 @@ def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, monkeypatch: p
         once = torch.autograd.grad(run(chain, w, x).square().sum(), at, create_graph=True)
         return once, torch.autograd.grad(sum(each.square().sum() for each in once), at)
 
-    for found, expected in zip(gradients(fused.bind_fused(layers)), gradients(bind_all(layers)), strict=True):
+    for found, expected in zip(gradients(blocks.bind_blocks(layers)), gradients(bind_all(layers)), strict=True):
         torch.testing.assert_close(found, expected)
         assert not found[1 + list(w).index("conv.bias")].any()
 
@@ -150,9 +150,9 @@ def test_a_convolution_of_many_clients_needs_no_bias(monkeypatch: pytest.MonkeyP
     layers, x = block(8), Rng(1)("x").normal(2, 5, 8, 8, 8).double()
     w = {name: torch.stack([tensor, -tensor]) for name, tensor in weights(layers).items()}
     expected = torch.func.vmap(partial(run, bind_all(layers)))(w, x)
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    monkeypatch.setattr(blocks, "serves", lambda *_: True)
     with torch.no_grad():
-        found = torch.func.vmap(partial(run, fused.bind_fused(layers)))(w, x)
+        found = torch.func.vmap(partial(run, blocks.bind_blocks(layers)))(w, x)
     torch.testing.assert_close(found, expected)
 
 
@@ -225,7 +225,7 @@ def test_a_net_without_gradients_takes_the_kernels(
     given = (w, x) if stacked else ({name: tensor[0] for name, tensor in w.items()}, x[0])
     with torch.no_grad():
         found = way(lambda w, x: net(w, x).logits)(*given)
-        monkeypatch.setattr(fused, "serves", lambda *_: False)
+        monkeypatch.setattr(blocks, "serves", lambda *_: False)
         expected = way(lambda w, x: net(w, x).logits)(*given)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.equal(found, expected)  # other kernels, other roundings
@@ -237,7 +237,7 @@ def test_a_net_without_gradients_takes_the_kernels(
 def test_gradients_are_those_of_the_layers(inputs: int) -> None:
     """Of images and weights, by torch's autograd, which takes the kernels, and under torch.func, which does not."""
     layers = block(inputs, channels=40)
-    steps = fused.bind_fused(layers)
+    steps = blocks.bind_blocks(layers)
     w = {name: tensor.float().cuda() for name, tensor in weights(layers).items()}
     x = Rng(0)("x").normal(5, inputs, 32, 32).cuda()
 

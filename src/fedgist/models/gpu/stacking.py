@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.work import stacked
-from fedgist.models.convolution import Pair, convolution
+from fedgist.models.gpu.convolution import Pair, convolution
 
 LARGEST_PATCH = 256
 """Numbers in a patch up to which copying the patches out costs less than a grouped convolution."""

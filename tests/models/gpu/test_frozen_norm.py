@@ -18,7 +18,7 @@ from fedgist.engines import stacked
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
-from fedgist.models import frozen_norm, fused
+from fedgist.models.gpu import blocks, frozen_norm
 from fedgist.models.layers import (
     Conv,
     Layers,
@@ -91,8 +91,8 @@ def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, 
 def test_which_layers_are_one(layers: Layers, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """How many layers the kernels are asked to take at a time, in the order in which they run."""
     asked: list[int] = []
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda x, count: asked.append(count))
-    run(fused.bind_fused(layers), weights(layers), images(2, 3, 8, 8))
+    monkeypatch.setattr(blocks, "serves_frozen_norm", lambda x, count: asked.append(count))
+    run(blocks.bind_blocks(layers), weights(layers), images(2, 3, 8, 8))
     assert asked == counts
 
 
@@ -107,7 +107,7 @@ def test_which_layers_are_one(layers: Layers, counts: list[int], monkeypatch: py
 )
 def test_every_norm_of_a_net_is_found(name: str, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda x, count: asked.append(count))
+    monkeypatch.setattr(blocks, "serves_frozen_norm", lambda x, count: asked.append(count))
     net = models.build(name, (3, 32, 32), 4, norm="batch")
     net(net.init(Rng(0)), torch.zeros(1, 3, 32, 32))
     assert asked == counts
@@ -140,24 +140,24 @@ def like(**other: Any) -> Any:
 def test_what_the_kernels_take(
     other: dict[str, Any], serves: bool, pools: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
-    assert [fused.serves_frozen_norm(like(**other), count) for count in (1, 2, 3)] == [serves, serves, pools]
+    monkeypatch.setattr(blocks, "triton_is_there", lambda: True)
+    assert [blocks.serves_frozen_norm(like(**other), count) for count in (1, 2, 3)] == [serves, serves, pools]
 
 
 def test_the_kernels_serve_gradients_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
-    assert fused.serves_frozen_norm(like(), 3)
+    monkeypatch.setattr(blocks, "triton_is_there", lambda: True)
+    assert blocks.serves_frozen_norm(like(), 3)
     seen: list[bool] = []
 
     def ask(x: Tensor) -> Tensor:
-        seen.append(fused.serves_frozen_norm(like(), 3))
+        seen.append(blocks.serves_frozen_norm(like(), 3))
         return x.sum()
 
     torch.func.vmap(ask)(torch.ones(2, 2))
     torch.func.grad(ask)(torch.ones(2))
     with torch.no_grad():
         ask(torch.ones(2))
-    monkeypatch.setattr(fused, "triton_is_there", lambda: False)
+    monkeypatch.setattr(blocks, "triton_is_there", lambda: False)
     ask(torch.ones(2))
     assert seen == [False] * 4
 
@@ -166,7 +166,7 @@ def test_the_kernels_serve_gradients_of_one_client(monkeypatch: pytest.MonkeyPat
 def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     layers, x = (*block(), ("residual", RESIDUAL)), images(5, 3, 8, 8)
     made: list[Any] = []
-    for chain in (fused.bind_fused(layers), bind_all(layers)):
+    for chain in (blocks.bind_blocks(layers), bind_all(layers)):
         tap: Tap = []
         new: Weights | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
@@ -177,7 +177,7 @@ def in_torch(
     to_out: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor, x: Tensor, gamma: Tensor, beta: Tensor,
     running_mean: Tensor, running_variance: Tensor, count: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """The formula of `frozen.backward` up to the convolution, word by word."""
+    """The formula of `frozen_conv.backward` up to the convolution, word by word."""
     each = (slice(None), None, None)
     scale = gamma[each] / (running_variance[each] + epsilon).sqrt()
     normed = (x - running_mean[each]) * scale + beta[each]
@@ -214,7 +214,7 @@ def calls(kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(frozen_norm, name, counted(name))
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda *_: True)
+    monkeypatch.setattr(blocks, "serves_frozen_norm", lambda *_: True)
     return seen
 
 
@@ -259,12 +259,12 @@ def test_the_gradient_of_a_chain(listens: bool, calls: list[str]) -> None:
     w, x = weights(CHAIN), images(5, 3, 8, 8).requires_grad_()
     (expected,) = grad(objective(bind_all(CHAIN), w, x, listens), x)
     assert not calls
-    torch.testing.assert_close(grad(objective(fused.bind_fused(CHAIN), w, x, listens), x)[0], expected)
+    torch.testing.assert_close(grad(objective(blocks.bind_blocks(CHAIN), w, x, listens), x)[0], expected)
     assert calls == ["forward"] * 5 + ["backward"] * 5
 
 
 def test_in_train_mode_the_layers_run(calls: list[str]) -> None:
-    run(fused.bind_fused(CHAIN), weights(CHAIN), images(5, 3, 8, 8), new={})
+    run(blocks.bind_blocks(CHAIN), weights(CHAIN), images(5, 3, 8, 8), new={})
     assert not calls
 
 
@@ -274,7 +274,7 @@ def test_where_a_weight_learns_the_layers_run(name: str, calls: list[str]) -> No
     w = weights(layers)
     w[name].requires_grad_()
     found, expected = (
-        grad(objective(c, w, images(5, 3, 8, 8)), w[name]) for c in (fused.bind_fused(layers), bind_all(layers))
+        grad(objective(c, w, images(5, 3, 8, 8)), w[name]) for c in (blocks.bind_blocks(layers), bind_all(layers))
     )
     assert torch.equal(found[0], expected[0])
     assert not calls
@@ -343,7 +343,7 @@ def test_dreams(name: str, norms: int, robust: float, calls: list[str], monkeypa
     # of the dreams, and of the attack and of the attacked dreams
     assert calls.count("backward") == 2 * norms * (3 if robust else 1)
     calls.clear()
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda *_: False)
+    monkeypatch.setattr(blocks, "serves_frozen_norm", lambda *_: False)
     torch.testing.assert_close(found, dreams(mine, Sequential(place)))
     assert not calls
 
@@ -411,7 +411,7 @@ def test_second_derivatives_on_a_gpu() -> None:
         (slope,) = grad(objective(chain, w, x), x, create_graph=True)
         return grad(slope.square().sum(), x)[0]
 
-    assert share_off(gradient(fused.bind_fused(CHAIN)), gradient(bind_all(CHAIN)), 1e-3) == 0
+    assert share_off(gradient(blocks.bind_blocks(CHAIN)), gradient(bind_all(CHAIN)), 1e-3) == 0
 
 
 @needs_gpu

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.stacking import longer
+from fedgist.models.gpu.stacking import longer
 
 TILE, BACKWARD_TILE = 8192, 4096
 """Pooled values of a program, over pixels and channels."""
@@ -20,11 +20,11 @@ TILE, BACKWARD_TILE = 8192, 4096
 @torch.library.custom_op("fedgist::norm_relu_pool", mutates_args=(), device_types="cuda")
 def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
     """avg_pool2d(relu(instance_norm(x)), 2) of [clients, images, channels, height, width]."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     out = _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
     launch = _launch(out, TILE)
-    kernels.norm_relu_pool[launch.pop("grid")](
+    instance_norm_kernels.norm_relu_pool[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
     )
     return out
@@ -35,13 +35,13 @@ def norm_relu_pool_backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias, where `grad` is that of the result."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     clients, images, channels = x.shape[:3]
     to_x = torch.empty_like(x)
     to_weight, to_bias = (weight.new_empty(clients, images, channels) for _ in range(2))
     launch = _launch(grad, BACKWARD_TILE)
-    kernels.norm_relu_pool_backward[launch.pop("grid")](
+    instance_norm_kernels.norm_relu_pool_backward[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), grad, to_x, to_weight, to_bias, *grad.shape[1:],
         *x.stride(), *grad.stride(), *to_x.stride(), epsilon, **launch,
     )  # fmt: skip
@@ -53,7 +53,7 @@ def conv_norm_relu_pool(
     x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
 ) -> Tensor:
     """The same of a convolution of stride 1 with weights [clients, channels, inputs, side, side]."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     _, images, inputs, height, width = x.shape
     side = conv.shape[-1]
@@ -61,7 +61,7 @@ def conv_norm_relu_pool(
     out = _pooled(x, conv.shape[1], height + grows, width + grows, flat)
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
     launch = _with_all_channels(_launch(out, TILE), x, patch)
-    kernels.conv_norm_relu_pool[launch.pop("grid")](
+    instance_norm_kernels.conv_norm_relu_pool[launch.pop("grid")](
         x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
         *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
     )  # fmt: skip

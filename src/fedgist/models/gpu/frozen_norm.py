@@ -3,7 +3,7 @@ not: on a GPU, with Triton.
 
 Where dreams pass a ResNet (Co-Dream), its convolutions are cuDNN's and the smaller part of the time. Statistics, norm,
 ReLU and pooling, one after the other, read and write what a convolution makes a dozen times; here it is read once,
-forward and back, and what is made of it written once. The layers take over where more is asked for, as in `frozen`.
+forward and back, and what is made of it written once. Where more is asked for, the layers run, as in `frozen_conv`.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.models.frozen import flat
-from fedgist.models.frozen_autograd import Frozen, Outputs
+from fedgist.models.gpu.frozen_autograd import Frozen, Outputs
+from fedgist.models.gpu.frozen_conv import flat
 from fedgist.models.layers import Tap, batch_norm
 
 WARPS, VALUES, BACKWARD_VALUES = 8, 8192, 4096
@@ -36,9 +36,9 @@ def forward(
 ) -> Outputs:
     """The first `count` of norm, ReLU and pooling; x [images, channels, height, width], the others [channels].
 
-    Height and width are even where they are pooled. The statistics are found as in `frozen.forward`.
+    Height and width are even where they are pooled. The statistics are found as in `frozen_conv.forward`.
     """
-    from fedgist.models import frozen_norm_kernels
+    from fedgist.models.gpu import frozen_norm_kernels
 
     x, out = _channels_last(x), _result(x, count)
     launch = _launch(out, count, VALUES)
@@ -56,8 +56,8 @@ def backward(
     to_out: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor, x: Tensor, gamma: Tensor, beta: Tensor,
     running_mean: Tensor, running_variance: Tensor, count: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """The gradient of x, which is that of y in `frozen.backward`; without pooling, every value is the largest."""
-    from fedgist.models import frozen_norm_kernels
+    """The gradient of x, which is that of y in `frozen_conv.backward`; without pooling, every value is the largest."""
+    from fedgist.models.gpu import frozen_norm_kernels
 
     x, to_out = _channels_last(x), _channels_last(to_out)
     to_x, launch = torch.empty_like(x), _launch(to_out, count, BACKWARD_VALUES)

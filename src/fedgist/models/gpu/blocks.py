@@ -4,7 +4,7 @@ A ConvNet's blocks, with instance norm and average pooling, are `instance_norm`'
 for FedDM's real images and in every evaluation, a convolution of few channels before them joins in. Any other runs
 without its bias, another pass over what it makes, which the norm would subtract again.
 
-A LeNet's blocks, with BatchNorm and max pooling, are `frozen`'s, and BatchNorm behind larger convolutions is
+A LeNet's blocks, with BatchNorm and max pooling, are `frozen_conv`'s, and BatchNorm behind larger convolutions is
 `frozen_norm`'s.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import triton_is_there
-from fedgist.models import frozen, frozen_norm, instance_norm
+from fedgist.models.gpu import frozen_conv, frozen_norm, instance_norm
 from fedgist.models.layers import (
     EPSILON,
     AvgPool,
@@ -45,7 +45,7 @@ Kernels = tuple[Step, Served]
 """A block as a step by kernels, and where they serve."""
 
 
-def bind_fused(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
+def bind_blocks(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
     """The functions of a chain of layers, those of a block being one."""
     layers = tuple((prefix + name, layer) for name, layer in layers)
     steps: list[Step] = []
@@ -57,7 +57,7 @@ def bind_fused(layers: Layers, prefix: str = "") -> tuple[Step, ...]:
 
 
 def _bind(name: str, layer: Layer) -> Step:
-    return layer.bind(name, bind_fused) if isinstance(layer, Residual) else layer.bind(name)
+    return layer.bind(name, bind_blocks) if isinstance(layer, Residual) else layer.bind(name)
 
 
 def _block(layers: Layers) -> tuple[int, Kernels | None]:
@@ -67,7 +67,9 @@ def _block(layers: Layers) -> tuple[int, Kernels | None]:
             return 4, _instance_block(layers[:4], _is_flattened(layers[4:]))
         case [Norm(kind="instance"), Relu(), AvgPool(size=2), *_]:
             return 3, _instance_block(layers[:3], _is_flattened(layers[3:]))
-        case [Conv(stride=1, bias=True) as conv, Norm(kind="batch"), Relu(), MaxPool(size=2)] if frozen.takes(conv):
+        case [Conv(stride=1, bias=True) as conv, Norm(kind="batch"), Relu(), MaxPool(size=2)] if frozen_conv.takes(
+            conv
+        ):
             return 4, _frozen_block(layers[:4])
         case [Norm(kind="batch"), Relu(), MaxPool(size=2), *_]:
             return 3, _frozen_norm_block(layers[:3])
@@ -115,7 +117,7 @@ def _frozen_block(layers: Layers) -> Kernels:
     names = f"{name}.weight", f"{name}.bias", f"{norm}.weight", f"{norm}.bias", *running
 
     def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
-        pooled, mean, variance = frozen.block(x[None], *(w[key][None] for key in names), padding, EPSILON)
+        pooled, mean, variance = frozen_conv.block(x[None], *(w[key][None] for key in names), padding, EPSILON)
         if tap is not None:
             tap.append(NormStatistics(mean.squeeze(0), variance.squeeze(0), w[running[0]], w[running[1]]))
         return pooled.squeeze(0)
@@ -186,7 +188,7 @@ def serves(x: Tensor, grows: int = 0) -> bool:
 
 
 def serves_frozen(x: Tensor, grows: int) -> bool:
-    """The same for the kernels of `frozen`, which know images of all sizes and one dtype."""
+    """The same for the kernels of `frozen_conv`, which know images of all sizes and one dtype."""
     height, width = x.shape[-2] + grows, x.shape[-1] + grows
     return (
         x.is_cuda

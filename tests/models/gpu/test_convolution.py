@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 from fedgist.core.rng import Rng
-from fedgist.models.convolution import convolution
+from fedgist.models.gpu.convolution import convolution
 
 FORMS = [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((1, 1), (0, 0)), ((2, 1), (2, 0))]
 

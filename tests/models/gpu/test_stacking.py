@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fedgist.core.rng import Rng
-from fedgist.models.stacking import by_patches, by_tiles
+from fedgist.models.gpu.stacking import by_patches, by_tiles
 
 SHAPES = [(1, 6, 5, 1, 2, 12), (6, 4, 5, 1, 0, 9), (3, 4, 3, 2, 1, 9), (2, 3, 1, 1, 0, 4)]
 

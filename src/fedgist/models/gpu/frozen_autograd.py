@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.models.stacking import longer
+from fedgist.models.gpu.stacking import longer
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """Result, mean and variance."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.frozen_autograd import Frozen, Outputs
+from fedgist.models.gpu.frozen_autograd import Frozen, Outputs
 from fedgist.models.layers import Conv, Tap, batch_norm
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
@@ -37,7 +37,7 @@ def block(*given: Any) -> Outputs:
     return Frozen(forward, backward, layer_by_layer, (padding, epsilon), of_clients=True)(*tensors)
 
 
-@torch.library.custom_op("fedgist::frozen_block", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("fedgist::frozen_conv", mutates_args=(), device_types="cuda")
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
     running_variance: Tensor, padding: int, epsilon: float,
@@ -48,14 +48,14 @@ def forward(
     With s = y − running mean, mean y = running mean + mean s and var y = mean s² − (mean s)². The subtraction costs no
     digits unless the images are many standard deviations away from what the norm remembers.
     """
-    from fedgist.models import frozen_kernels
+    from fedgist.models.gpu import frozen_conv_kernels
 
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     programs = -(-images * rows * columns // SQUARES)
     pooled = x.new_empty(clients, images, channels, rows, columns)
     shares = x.new_empty(clients, programs, 2, channels)
     weights = _spread(weight, 1)
-    frozen_kernels.forward[programs, clients](
+    frozen_conv_kernels.forward[programs, clients](
         x, weights, *flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
         *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
@@ -63,7 +63,7 @@ def forward(
     return pooled, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
 
 
-@torch.library.custom_op("fedgist::frozen_block_backward", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("fedgist::frozen_conv_backward", mutates_args=(), device_types="cuda")
 def backward(
     to_pooled: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor,
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
@@ -79,19 +79,19 @@ def backward(
 
     and x̄ is ȳ convolved back.
     """
-    from fedgist.models import frozen_kernels
+    from fedgist.models.gpu import frozen_conv_kernels
 
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     to_y = x.new_empty(clients, images, channels, 2 * rows, 2 * columns)
     side, weights = weight.shape[-1], _spread(weight, 1)
-    frozen_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
+    frozen_conv_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
         x, weights, *flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
         to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
     width = weights.shape[-1]
     group = max(n for n in range(1, 1 + min(8, PRODUCTS // width)) if channels % n == 0)
-    frozen_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
+    frozen_conv_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
         to_y, weights, to_x, *to_y.shape[1:], *to_x.shape[2:], side, padding, PIXELS, width, group
     )
     return to_x
