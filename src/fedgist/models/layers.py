@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.models.gpu.stacking import average, convolve
+from fedgist.models.gpu.convolution import convolve
+from fedgist.models.gpu.pooling import average_pool
 
 Weights = dict[str, Tensor]
 
@@ -248,7 +249,7 @@ class AvgPool(Layer):
     size: int = 2
 
     def bind(self, name: str) -> Step:
-        return lambda w, x, buffers, tap: average(x, self.size)
+        return lambda w, x, buffers, tap: average_pool(x, self.size)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.models.gpu.stacking import longer
+from fedgist.models.gpu.stacking import run_stacked
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """Result, mean and variance."""
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenBlock:
     """The kernels of a block and the layers they stand for; all three take `settings` behind the tensors.
 
     `backward` takes the gradients of what `forward` makes, and the mean, before what `forward` takes.
@@ -29,12 +29,12 @@ class Frozen:
     backward: Callable[..., Tensor]
     layers: Callable[..., Outputs]
     settings: tuple[Any, ...]
-    of_clients: bool
+    has_clients: bool
     """Whether all tensors begin with clients, so that the kernels know what to do under vmap."""
 
     def __call__(self, *tensors: Tensor) -> Outputs:
-        made: Outputs = Block.apply(self, *tensors)
-        return made
+        outputs: Outputs = BlockFunction.apply(self, *tensors)
+        return outputs
 
     def layer_by_layer(self, *tensors: Tensor) -> Outputs:
         return self.layers(*tensors, *self.settings)
@@ -44,74 +44,65 @@ class Frozen:
         return _gradients(self.layer_by_layer, tensors[4:], [True], tensors[:3])[0]
 
 
-def _gradients(function: Callable[..., Any], at: Sequence[Tensor], asked: Sequence[bool], grads: Any) -> list[Any]:
-    """Those of the tensors that are `asked` for, None for the others, where `grads` are those of function(*at)."""
-    which = [i for i, needed in enumerate(asked) if needed]
+def _gradients(function: Callable[..., Any], at: Sequence[Tensor], needed: Sequence[bool], grads: Any) -> list[Any]:
+    """Those of the tensors that are `needed`, None for the others, where `grads` are those of function(*at)."""
+    places = [i for i, need in enumerate(needed) if need]
 
-    def of_these(*these: Tensor) -> Any:
-        now = dict(enumerate(at)) | dict(zip(which, these, strict=True))
-        return function(*now.values())
+    def function_of_these(*tensors: Tensor) -> Any:
+        inputs = dict(enumerate(at)) | dict(zip(places, tensors, strict=True))
+        return function(*inputs.values())
 
-    made: Any = torch.func.vjp(of_these, *(at[i] for i in which))
-    found = dict(zip(which, made[1](grads), strict=True))
-    return [found.get(i) for i in range(len(at))]
-
-
-def _stacked(function: type[Function], info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> Any:
-    """Under vmap, clients are a longer first dimension."""
-    size = info.batch_size
-    made = function.apply(*longer(size, given, dims))
-    if isinstance(made, Tensor):
-        return made.unflatten(0, (size, -1)), 0
-    return tuple(each.unflatten(0, (size, -1)) for each in made), (0,) * len(made)
+    pull_back: Any = torch.func.vjp(function_of_these, *(at[i] for i in places))[1]
+    results = dict(zip(places, pull_back(grads), strict=True))
+    return [results.get(i) for i in range(len(at))]
 
 
-class Block(Function):
-    """`forward`; the gradient of x by kernels where it is the only one asked for, else all by the layers."""
+class BlockFunction(Function):
+    """`forward`; the gradient of x by kernels where it is the only one needed, else all by the layers."""
 
     @staticmethod
-    def forward(frozen: Frozen, *tensors: Tensor) -> Outputs:
-        return frozen.forward(*tensors, *frozen.settings)
+    def forward(block: FrozenBlock, *tensors: Tensor) -> Outputs:
+        return block.forward(*tensors, *block.settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-        ctx.frozen, *tensors = inputs
+        ctx.block, *tensors = inputs
         ctx.save_for_backward(output[1], *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         mean, *tensors = ctx.saved_tensors
-        asked = ctx.needs_input_grad[1:]
-        if any(asked[1:]):
-            return (None, *_gradients(ctx.frozen.layer_by_layer, tensors, asked, grads))
-        return (None, Gradient.apply(ctx.frozen, *grads, mean, *tensors), *[None] * (len(asked) - 1))
+        needed = ctx.needs_input_grad[1:]
+        if any(needed[1:]):
+            return (None, *_gradients(ctx.block.layer_by_layer, tensors, needed, grads))
+        return (None, BlockGradient.apply(ctx.block, *grads, mean, *tensors), *[None] * (len(needed) - 1))
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], frozen: Frozen, *tensors: Tensor) -> Any:
-        if frozen.of_clients:
-            return _stacked(Block, info, dims, (frozen, *tensors))
-        return torch.func.vmap(frozen.layer_by_layer, dims[1:])(*tensors), (0, 0, 0)
+    def vmap(info: Any, dims: tuple[int | None, ...], block: FrozenBlock, *tensors: Tensor) -> Any:
+        if block.has_clients:
+            return run_stacked(BlockFunction.apply, info, dims, block, *tensors)
+        return torch.func.vmap(block.layer_by_layer, dims[1:])(*tensors), (0, 0, 0)
 
 
-class Gradient(Function):
+class BlockGradient(Function):
     """`backward`; its own gradients by the layers."""
 
     @staticmethod
-    def forward(frozen: Frozen, *tensors: Tensor) -> Tensor:
-        return frozen.backward(*tensors, *frozen.settings)
+    def forward(block: FrozenBlock, *tensors: Tensor) -> Tensor:
+        return block.backward(*tensors, *block.settings)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.frozen, *tensors = inputs
+        ctx.block, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        _, *asked = ctx.needs_input_grad
-        return (None, *_gradients(ctx.frozen.gradient_by_layers, ctx.saved_tensors, asked, *grads))
+        _, *needed = ctx.needs_input_grad
+        return (None, *_gradients(ctx.block.gradient_by_layers, ctx.saved_tensors, needed, *grads))
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], frozen: Frozen, *tensors: Tensor) -> Any:
-        if frozen.of_clients:
-            return _stacked(Gradient, info, dims, (frozen, *tensors))
-        return torch.func.vmap(frozen.gradient_by_layers, dims[1:])(*tensors), 0
+    def vmap(info: Any, dims: tuple[int | None, ...], block: FrozenBlock, *tensors: Tensor) -> Any:
+        if block.has_clients:
+            return run_stacked(BlockGradient.apply, info, dims, block, *tensors)
+        return torch.func.vmap(block.gradient_by_layers, dims[1:])(*tensors), 0

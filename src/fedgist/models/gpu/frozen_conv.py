@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.gpu.frozen_autograd import Frozen, Outputs
-from fedgist.models.layers import Conv, Tap, batch_norm
+from fedgist.models.gpu.convolution import growth_of
+from fedgist.models.gpu.frozen_autograd import FrozenBlock, Outputs
+from fedgist.models.layers import Tap, batch_norm
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
 """Up to these sizes a thread can keep what it computes in registers."""
@@ -23,18 +24,13 @@ PRODUCTS = 32
 """Of a pixel's gradient, at most so many are computed at a place before the next place is looked at."""
 
 
-def takes(conv: Conv) -> bool:
-    """Whether a block that begins so is small enough; larger convolutions are better off with cuDNN."""
-    return conv.kernel <= LARGEST_KERNEL and max(conv.inputs, conv.outputs) <= MOST_CHANNELS
-
-
-def block(*given: Any) -> Outputs:
+def block(*inputs: Any) -> Outputs:
     """max_pool2d(relu(batch_norm(y)), 2) of y = conv2d(x) with stride 1, and y's mean and variance in each channel.
 
     Takes what `forward` takes; plainly or under `torch.func`, and as often differentiable as the layers are.
     """
-    *tensors, padding, epsilon = given
-    return Frozen(forward, backward, layer_by_layer, (padding, epsilon), of_clients=True)(*tensors)
+    *tensors, padding, epsilon = inputs
+    return FrozenBlock(forward, backward, layer_by_layer, (padding, epsilon), has_clients=True)(*tensors)
 
 
 @torch.library.custom_op("fedgist::frozen_conv", mutates_args=(), device_types="cuda")
@@ -54,9 +50,9 @@ def forward(
     programs = -(-images * rows * columns // SQUARES)
     pooled = x.new_empty(clients, images, channels, rows, columns)
     shares = x.new_empty(clients, programs, 2, channels)
-    weights = _spread(weight, 1)
+    weights = _pad_last(weight, 1)
     frozen_conv_kernels.forward[programs, clients](
-        x, weights, *flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
+        x, weights, *contiguous(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
         *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     shift, squared = shares.sum(1).unbind(1)
@@ -83,12 +79,13 @@ def backward(
 
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     to_y = x.new_empty(clients, images, channels, 2 * rows, 2 * columns)
-    side, weights = weight.shape[-1], _spread(weight, 1)
+    side, weights = weight.shape[-1], _pad_last(weight, 1)
     frozen_conv_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
-        x, weights, *flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
-        to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
+        x, weights, *contiguous(bias, gamma, beta, running_mean, running_variance, mean),
+        *contiguous(to_pooled, to_mean, to_variance), to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon,
+        side, padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
-    to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
+    to_x, weights = x.new_empty(clients, *x.shape[1:]), _pad_last(weight, 2)
     width = weights.shape[-1]
     group = max(n for n in range(1, 1 + min(8, PRODUCTS // width)) if channels % n == 0)
     frozen_conv_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
@@ -98,18 +95,18 @@ def backward(
 
 
 def _pooled_size(x: Tensor, weight: Tensor, padding: int) -> tuple[int, int]:
-    grows = 2 * padding - weight.shape[-1] + 1
-    return (x.shape[-2] + grows) // 2, (x.shape[-1] + grows) // 2
+    growth = growth_of(weight.shape[-1], padding)
+    return (x.shape[-2] + growth) // 2, (x.shape[-1] + growth) // 2
 
 
-def _spread(weight: Tensor, dim: int) -> Tensor:
+def _pad_last(weight: Tensor, dim: int) -> Tensor:
     """Weights whose dimension `dim` comes last, with zeros up to a power of two: what a thread reads in one go."""
     weight, size = weight.movedim(dim, -1), weight.shape[dim]
     missing = (1 << (size - 1).bit_length()) - size
     return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
-def flat(*tensors: Tensor) -> list[Tensor]:
+def contiguous(*tensors: Tensor) -> list[Tensor]:
     return [tensor.contiguous() for tensor in tensors]
 
 

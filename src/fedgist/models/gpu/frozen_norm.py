@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.models.gpu.frozen_autograd import Frozen, Outputs
-from fedgist.models.gpu.frozen_conv import flat
+from fedgist.models.gpu.frozen_autograd import FrozenBlock, Outputs
+from fedgist.models.gpu.frozen_conv import contiguous
 from fedgist.models.layers import Tap, batch_norm
 
 WARPS, VALUES, BACKWARD_VALUES = 8, 8192, 4096
@@ -21,13 +21,13 @@ WIDEST = 128
 """Channels of a program, at most: what a warp reads at once, 16 bytes a thread."""
 
 
-def block(*given: Any) -> Outputs:
+def block(*inputs: Any) -> Outputs:
     """max_pool2d(relu(batch_norm(x)), 2), or the first of these layers, and x's mean and variance in each channel.
 
     Takes what `forward` takes; as often differentiable as the layers are.
     """
-    *tensors, count, epsilon = given
-    return Frozen(forward, backward, layer_by_layer, (count, epsilon), of_clients=False)(*tensors)
+    *tensors, count, epsilon = inputs
+    return FrozenBlock(forward, backward, layer_by_layer, (count, epsilon), has_clients=False)(*tensors)
 
 
 @torch.library.custom_op("fedgist::frozen_norm", mutates_args=(), device_types="cuda")
@@ -45,7 +45,7 @@ def forward(
     programs, _ = grid = launch.pop("grid")
     shares = x.new_empty(programs, 2, x.shape[1])
     frozen_norm_kernels.forward[grid](
-        x, *flat(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
+        x, *contiguous(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
     )
     shift, squared = shares.sum(0)
     return out, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
@@ -62,8 +62,8 @@ def backward(
     x, to_out = _channels_last(x), _channels_last(to_out)
     to_x, launch = torch.empty_like(x), _launch(to_out, count, BACKWARD_VALUES)
     frozen_norm_kernels.backward[launch.pop("grid")](
-        x, *flat(gamma, beta, running_mean, running_variance, mean), to_out, *flat(to_mean, to_variance), to_x,
-        *_sizes(to_out), epsilon, **launch,
+        x, *contiguous(gamma, beta, running_mean, running_variance, mean), to_out, *contiguous(to_mean, to_variance),
+        to_x, *_sizes(to_out), epsilon, **launch,
     )  # fmt: skip
     return to_x
 
