@@ -117,7 +117,7 @@ class Bench:
         sites = self.clients(self.splits[run.judged_on][0], (run.judged_on, run.seed))
         return LocalEngine(method(config, self.task), sites, seed=run.seed, executor=self.executor)
 
-    def go(self, runs: Sequence[Run]) -> dict[str, float]:
+    def run_together(self, runs: Sequence[Run]) -> dict[str, float]:
         """The accuracies of several runs, driven together."""
         federations = [self.federation(run) for run in runs]
         for _ in range(self.args.rounds):
@@ -136,15 +136,15 @@ def candidates(method: str, judged_on: str, seeds: Sequence[int]) -> dict[tuple[
     return {rates: [Run(judged_on, method, rates, seed) for seed in seeds] for rates in choices}
 
 
-def complete(bench: Bench, results: Results, runs: Sequence[Run]) -> None:
+def run_missing(bench: Bench, results: Results, runs: Sequence[Run]) -> None:
     """Do the runs that are not done yet."""
-    wanted = [run for run in runs if run not in results]
-    for first in range(0, len(wanted), bench.args.together):
-        some = wanted[first : first + bench.args.together]
+    missing = [run for run in runs if run not in results]
+    for first in range(0, len(missing), bench.args.together):
+        group = missing[first : first + bench.args.together]
         start = time.perf_counter()
-        results.add(bench.go(some))
+        results.add(bench.run_together(group))
         seconds = time.perf_counter() - start
-        print(f"{some[0].key} … {len(some)} runs, {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{group[0].key} … {len(group)} runs, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def choose(results: Results, method: str, found: dict[tuple[tuple[str, float], ...], list[Run]]) -> Any:
@@ -226,11 +226,11 @@ def main() -> None:
     print(f"Validation accuracy after {args.rounds} rounds, the mean of {args.tuning_seeds} seeds:")
     for method in args.methods:
         found = candidates(method, "validation", tuning)
-        complete(bench, results, [run for runs in found.values() for run in runs])
+        run_missing(bench, results, [run for runs in found.values() for run in runs])
         best = choose(results, method, found)
         chosen[method] = [Run("test", method, best, seed) for seed in range(args.seeds)]
     bench.sites.clear()
-    complete(bench, results, [run for runs in chosen.values() for run in runs])
+    run_missing(bench, results, [run for runs in chosen.values() for run in runs])
     report(results, chosen)
 
 

@@ -47,21 +47,21 @@ def main() -> None:
         runner = executor(engine, options.device, tf32=tf32)
 
         def exchange(runner: object = runner) -> torch.Tensor:
-            asked = [compute(dreamer.gradient, v, w) for v, own in zip(dreams, weights, strict=True) for w in own]
-            return torch.stack([found["x"] for found in runner.drive(asked)])
+            roles = [compute(dreamer.gradient, v, w) for v, own in zip(dreams, weights, strict=True) for w in own]
+            return torch.stack([gradient["x"] for gradient in runner.drive(roles)])
 
         began = wait(place)
         for _ in range(4):  # work that is no scan is recorded when it comes for the third time
-            found = exchange()
+            gradients = exchange()
         first = wait(place) - began
-        exact = found if exact is None else exact
+        exact = gradients if exact is None else exact
         began = wait(place)
         for _ in range(options.exchanges):
             exchange()
         spent = (wait(place) - began) / options.exchanges
         line = {"model": options.model, "clients": options.clients, "seeds": options.seeds, "engine": engine}
         line |= {"tf32": tf32, "ms": round(1e3 * spent, 3), "first_s": round(first, 1)}
-        print(json.dumps(line | {"error": round(((found - exact).norm() / exact.norm()).item(), 6)}), flush=True)
+        print(json.dumps(line | {"error": round(((gradients - exact).norm() / exact.norm()).item(), 6)}), flush=True)
 
 
 if __name__ == "__main__":

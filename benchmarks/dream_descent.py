@@ -56,30 +56,32 @@ def main() -> None:
     space = FreeDreams(options.dreams, inputs.task.shape)
     dreamer = Dreamer(DreamOptions().objective(net), space)
 
-    def locally(v: Any, w: Any, rate: float) -> Any:
+    def take_local_steps(v: Any, w: Any, rate: float) -> Any:
         """What a client's Adam steps do to the dreams."""
         carry = v, dreamer.adam.init(v)
         for i in range(LOCAL_STEPS):
             carry = dreamer.step(carry, torch.tensor(i), w, torch.tensor(rate))
         return tree.sub(carry[0], v)
 
-    def stand(v: Any) -> dict[str, float]:
-        heard: list[tuple[float, float]] = []
+    def measure(v: Any) -> dict[str, float]:
+        terms: list[tuple[float, float]] = []
         for w in clients:
             tap: Tap = []
             logits = net(w, v["x"], tap=tap).logits
-            heard.append((entropy(logits).item(), statistics_gap(tap).item()))
-        doubt, gap = (sum(values) / len(clients) for values in zip(*heard, strict=True))
-        return {"entropy": round(doubt, 3), "gap": round(gap, 2), "deviation": round(v["x"].std().item(), 3)}
+            terms.append((entropy(logits).item(), statistics_gap(tap).item()))
+        uncertainty, gap = (sum(values) / len(clients) for values in zip(*terms, strict=True))
+        return {"entropy": round(uncertainty, 3), "gap": round(gap, 2), "deviation": round(v["x"].std().item(), 3)}
 
     for name, (optimiser, exchanges, local_rate) in WAYS.items():
         v = space.start(rng("dreams"))
-        state, exchanges, stands = optimiser.init(v), exchanges // options.shorter, [stand(v)]
+        state, exchanges, stands = optimiser.init(v), exchanges // options.shorter, [measure(v)]
         for done in range(1, exchanges + 1):
-            moves = [dreamer.gradient(v, w) if local_rate is None else locally(v, w, local_rate) for w in clients]
+            moves = [
+                dreamer.gradient(v, w) if local_rate is None else take_local_steps(v, w, local_rate) for w in clients
+            ]
             v, state = optimiser.step(v, tree.scale(tree.map(lambda *each: sum(each), *moves), 1 / len(moves)), state)
             if done % (exchanges // 5) == 0:
-                stands.append(stand(v))
+                stands.append(measure(v))
         print(json.dumps({"way": name, "stands": stands}), flush=True)
 
 

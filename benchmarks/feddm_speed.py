@@ -62,24 +62,25 @@ def main() -> None:
         matcher = Matcher(net, 5.0, SGD(), 1.0, precision=precision)
         runner = executor(engine, options.device, tf32=tf32)
 
-        def moved(steps: int, matcher: Matcher = matcher, runner: object = runner) -> torch.Tensor:
+        def match(steps: int, matcher: Matcher = matcher, runner: object = runner) -> torch.Tensor:
+            """How far all clients' images are from their start after so many steps."""
             plan = Chunks(batches.make, 0, steps)
-            given = zip(starts, pools, strict=True)
-            scans = [scan(matcher.step, matcher.init(x), plan, pool, w, batches.shares, own) for x, pool in given]
-            return torch.stack([found["x"] for found, _ in runner.drive(scans)]) - torch.stack(starts)
+            clients = zip(starts, pools, strict=True)
+            scans = [scan(matcher.step, matcher.init(x), plan, pool, w, batches.shares, own) for x, pool in clients]
+            return torch.stack([images["x"] for images, _ in runner.drive(scans)]) - torch.stack(starts)
 
         began = wait(place)
-        gradient = moved(1)
-        moved(options.steps)  # compiles, records
+        gradient = match(1)
+        match(options.steps)  # compiles, records
         first = wait(place) - began
         exact = gradient if exact is None else exact
         began = wait(place)
-        moved(options.steps)
+        match(options.steps)
         spent = (wait(place) - began) / options.steps / options.clients
-        found = {"engine": engine, "precision": "tf32" if tf32 and precision == "float32" else precision}
-        found |= {"ms": round(1e3 * spent, 3), "first_s": round(first, 1)}
-        found |= {"error": round(((gradient - exact).norm() / exact.norm()).item(), 6)}
-        print(json.dumps(found), flush=True)
+        line = {"engine": engine, "precision": "tf32" if tf32 and precision == "float32" else precision}
+        line |= {"ms": round(1e3 * spent, 3), "first_s": round(first, 1)}
+        line |= {"error": round(((gradient - exact).norm() / exact.norm()).item(), 6)}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder) / "federation"
         run(federation, arguments.dataset, arguments.port)
-        sites = [exchanges(log) for log in sorted(federation.glob("sites/*/fedgist/audit.jsonl"))]
-    found = {**figures(sites), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
-    print(json.dumps(found, indent=1))
+        sites = [read_exchanges(log) for log in sorted(federation.glob("sites/*/fedgist/audit.jsonl"))]
+    figures = {**summarise(sites), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    print(json.dumps(figures, indent=1))
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def run(federation: Path, dataset: str, port: int) -> None:
@@ -49,18 +49,18 @@ def run(federation: Path, dataset: str, port: int) -> None:
     subprocess.run([*command, "--out", str(federation / "run")], check=True)
 
 
-def exchanges(log: Path) -> dict[int, dict[str, Any]]:
+def read_exchanges(log: Path) -> dict[int, dict[str, Any]]:
     """Exchange -> when its request came in, when its reply went out, and the bytes of both."""
-    found: dict[int, dict[str, Any]] = {}
+    times: dict[int, dict[str, Any]] = {}
     for line in map(json.loads, log.read_text().splitlines()):
         if line.get("type") in ("codream.Dreams", "codream.DreamUpdate"):
-            at = found.setdefault(line["exchange"], {})
-            at[line["direction"]] = datetime.fromisoformat(line["time"]).timestamp()
-            at[f"{line['direction']} bytes"] = line["bytes"]
-    return found
+            entry = times.setdefault(line["exchange"], {})
+            entry[line["direction"]] = datetime.fromisoformat(line["time"]).timestamp()
+            entry[f"{line['direction']} bytes"] = line["bytes"]
+    return times
 
 
-def figures(sites: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
+def summarise(sites: list[dict[int, dict[str, Any]]]) -> dict[str, Any]:
     numbers = sorted(sites[0])
     begun = {n: min(site[n]["in"] for site in sites) for n in numbers}
     own = {n: max(site[n]["out"] - site[n]["in"] for site in sites) for n in numbers}

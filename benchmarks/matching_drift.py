@@ -37,9 +37,9 @@ def drift(folder: RunFolder, client: str, rates: list[float], steps: int, batch:
     changes = Augmentation(kinds, inputs.task.shape[1:]) if kinds else None
     batches = ClassBatches(members, data.n, batch, augmentation=changes)
     own = shares([ipc] * len(members), [ipc] * len(members)).float()
-    start, pool = data.x[torch.cat([some[:ipc] for some in members])], Pool(x=data.x, y=data.y)
-    seen = data.x[torch.cat([some[:SEEN] for some in members])]
-    counts = [min(SEEN, len(some)) for some in members]
+    start, pool = data.x[torch.cat([indices[:ipc] for indices in members])], Pool(x=data.x, y=data.y)
+    seen = data.x[torch.cat([indices[:SEEN] for indices in members])]
+    counts = [min(SEEN, len(indices)) for indices in members]
 
     def loss(w: Any, images: Tensor) -> Tensor:
         around = on_sphere(w, rng("weights").seeds(1)[0], rho)
@@ -51,14 +51,14 @@ def drift(folder: RunFolder, client: str, rates: list[float], steps: int, batch:
         for rate in rates:
             matcher = Matcher(net, rho, SGD(config.options.momentum), rate)
             carry = matcher.init(start.clone())
-            for drawn in range(steps):
-                step = tree.index(batches.make(1, drawn, 1), 0)
-                carry = matcher.step(carry, step, pool, w, batches.shares.float(), own)
-                if drawn + 1 in (1, 5, 20, 60, 200, 1000):
+            for step in range(1, steps + 1):
+                drawn = tree.index(batches.make(1, step - 1, 1), 0)
+                carry = matcher.step(carry, drawn, pool, w, batches.shares.float(), own)
+                if step in (1, 5, 20, 60, 200, 1000):
                     x = carry[0]["x"]
-                    left, moved = loss(w, x) / loss(w, start), (x - start).norm() / start.norm()
-                    at = f"{name} weights, rate {rate}, step {drawn + 1}"
-                    print(f"{at}: loss {left:.2f}, moved {moved:.3f}", flush=True)
+                    rest, distance = loss(w, x) / loss(w, start), (x - start).norm() / start.norm()
+                    place = f"{name} weights, rate {rate}, step {step}"
+                    print(f"{place}: loss {rest:.2f}, moved {distance:.3f}", flush=True)
 
 
 def main() -> None:

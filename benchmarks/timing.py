@@ -8,7 +8,7 @@ from fedgist.core.work import Place
 
 
 def wait(place: Place) -> float:
-    """The time when all that was asked for is done."""
+    """The time when the device has done all its work."""
     if place.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -137,8 +137,8 @@ def show(results: dict[str, Any]) -> None:
         texts = [f"{mean(each, 'cosine_seen'):.3f}"]
         texts.append(f"{sum(one['labels_right'] for one in each)} of {sum(one['images'] for one in each)}")
         for name in ("recovered", "proxy images", "class means"):
-            there = [one["similarity"][name] for one in each if name in one["similarity"]]
-            texts += [f"{mean(there, 'psnr'):.1f}", f"{mean(there, 'ssim'):.2f}"] if there else ["", ""]
+            scores = [one["similarity"][name] for one in each if name in one["similarity"]]
+            texts += [f"{mean(scores, 'psnr'):.1f}", f"{mean(scores, 'ssim'):.2f}"] if scores else ["", ""]
         print(f"| {attack}, {work}, {when} | {method} | {' | '.join(texts)} |")
 
 
@@ -146,25 +146,29 @@ def mean(each: list[Any], key: str) -> float:
     return statistics.fmean(one[key] for one in each)
 
 
-def kept(work: Path, row: Row) -> dict[str, torch.Tensor]:
-    """The images that the attack on a row left behind."""
+def load_images(work: Path, row: Row) -> dict[str, torch.Tensor]:
+    """The images of the attack on a row: true, found, and TOFU's own."""
     (path,) = (record(row, work).artifacts / "inversion").glob(f"*-{row.attack}-steps.npz")
     with np.load(path) as arrays:
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
-def found(work: Path) -> list[torch.Tensor]:
+def recovered_images(work: Path) -> list[torch.Tensor]:
     """Rows of true images, of what is found in FedAvg's updates and in TOFU's, and of TOFU's own images."""
     cells = []
     for images, when in (("1 image", "early"), ("1 image", "late"), ("4 images", "early"), ("4 images", "late")):
-        raw, decoded = (kept(work, Row("cosine", images, when, method, "0")) for method in ("FedAvg", "TOFU, N=16"))
+        raw, decoded = (
+            load_images(work, Row("cosine", images, when, method, "0")) for method in ("FedAvg", "TOFU, N=16")
+        )
         cells.append((raw["true"], raw["recovered"], decoded["recovered"], decoded["proxy"]))
     return [torch.cat(column) for column in zip(*cells, strict=True)]
 
 
-def proxies(work: Path) -> list[torch.Tensor]:
+def proxy_images(work: Path) -> list[torch.Tensor]:
     """TOFU's images for an epoch, early and late."""
-    return [kept(work, Row("cosine", "epoch of 32", when, "TOFU, N=16", "0"))["proxy"] for when in ("early", "late")]
+    return [
+        load_images(work, Row("cosine", "epoch of 32", when, "TOFU, N=16", "0"))["proxy"] for when in ("early", "late")
+    ]
 
 
 def nearest(work: Path) -> None:
@@ -172,15 +176,15 @@ def nearest(work: Path) -> None:
     test = datasets.load("mnist5k")[1].x
     print(f"| update | synthetic images | own: mean, best | test images: mean | nearer to own in all {DRAWS} draws |")
     print("|---" * 5 + "|")
-    for images in WORK:
+    for name in WORK:
         for when in ("early", "late"):
-            there = kept(work, Row("cosine", images, when, "TOFU, N=16", "0"))
-            own = similarity.correlation(there["proxy"], there["true"]).amax(1)
-            draws = [Rng(0)("draw", i).permutation(len(test))[: len(there["true"])] for i in range(DRAWS)]
-            others = torch.stack([similarity.correlation(there["proxy"], test[draw]).amax(1) for draw in draws])
+            images = load_images(work, Row("cosine", name, when, "TOFU, N=16", "0"))
+            own = similarity.correlation(images["proxy"], images["true"]).amax(1)
+            draws = [Rng(0)("draw", i).permutation(len(test))[: len(images["true"])] for i in range(DRAWS)]
+            others = torch.stack([similarity.correlation(images["proxy"], test[draw]).amax(1) for draw in draws])
             mine, theirs = f"{own.mean():.2f}, {own.max():.2f}", f"{others.mean():.2f}"
-            won = int((own > others).all(0).sum())
-            print(f"| {images}, {when} | {len(own)} | {mine} | {theirs} | {won} |")
+            nearer = int((own > others).all(0).sum())
+            print(f"| {name}, {when} | {len(own)} | {mine} | {theirs} | {nearer} |")
 
 
 def main() -> None:
@@ -201,15 +205,16 @@ def main() -> None:
         nearest(options.work)
     elif options.action != "run":
         options.picture.parent.mkdir(parents=True, exist_ok=True)
-        leakage.picture((found if options.action == "found" else proxies)(options.work), options.picture)
+        collect = recovered_images if options.action == "found" else proxy_images
+        leakage.picture(collect(options.work), options.picture)
     else:
         for row in rows():
             if options.only in row.key and row.key not in results:
-                results[row.key] = done = run(row, options)
+                results[row.key] = result = run(row, options)
                 write_json(options.out, results)
-                similar = done["similarity"]["recovered"]
+                similar = result["similarity"]["recovered"]
                 print(
-                    f"{row.key}: {similar['psnr']:.1f} dB, SSIM {similar['ssim']:.2f}, {done['seconds']:.0f} s",
+                    f"{row.key}: {similar['psnr']:.1f} dB, SSIM {similar['ssim']:.2f}, {result['seconds']:.0f} s",
                     flush=True,
                 )
 

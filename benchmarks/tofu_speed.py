@@ -49,8 +49,8 @@ def main() -> None:
             rates = {"lr": learning_rates(0.1, iterations)}
             starts = [encoder.init(place.put(encoder.start(rng("start", i), options.images))) for i in range(len(aims))]
             scans = [scan(encoder.step, start, rates, w, *aim) for start, aim in zip(starts, aims, strict=True)]
-            found = runner.drive(scans)
-            losses = [encoder.reconstruction_loss(made, w, *aim) for (made, _), aim in zip(found, aims, strict=True)]
+            images = [variables for variables, _ in runner.drive(scans)]
+            losses = [encoder.reconstruction_loss(v, w, *aim) for v, aim in zip(images, aims, strict=True)]
             return torch.stack(losses).mean()
 
         iterations = max(4, options.iterations // 10) if engine == "sequential" else options.iterations
@@ -61,9 +61,9 @@ def main() -> None:
         loss = encode(iterations)
         spent = (wait(place) - began) / iterations
         plain = plain or spent
-        found = {"model": options.model, "clients": options.clients, "engine": engine, "tf32": tf32}
-        found |= {"ms": round(1e3 * spent, 3), "times": round(plain / spent, 1), "first_s": round(first, 1)}
-        print(json.dumps(found | {"loss": round(loss.item(), 4), "iterations": iterations}), flush=True)
+        line = {"model": options.model, "clients": options.clients, "engine": engine, "tf32": tf32}
+        line |= {"ms": round(1e3 * spent, 3), "times": round(plain / spent, 1), "first_s": round(first, 1)}
+        print(json.dumps(line | {"loss": round(loss.item(), 4), "iterations": iterations}), flush=True)
 
 
 if __name__ == "__main__":

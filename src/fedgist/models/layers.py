@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.core.message import Params as Weights
+from fedgist.core.message import Params
 from fedgist.core.task import NormStatistics, Tap
-from fedgist.models.stacking import average, convolve
+from fedgist.models.gpu.convolution import convolve
+from fedgist.models.gpu.pooling import average_pool
 
 MOMENTUM = 0.1  # BatchNorm: the share of the new batch in the running statistics
 EPSILON = 1e-5  # added to every variance before its root
@@ -22,7 +23,7 @@ GROUPS = 32  # GroupNorm: at most this many groups (Wu and He 2018), each of at 
 
 # step(weights, activation, buffers, tap): BatchNorm layers write their new statistics into `buffers` (None: evaluation
 # mode) and append their NormStatistics to `tap` (None: nobody asks). Full tensor names are bound once, not per call.
-Step = Callable[[Weights, Tensor, Weights | None, Tap | None], Tensor]
+Step = Callable[[Params, Tensor, Params | None, Tap | None], Tensor]
 
 
 class Entry(NamedTuple):
@@ -153,7 +154,7 @@ def batch_norm(
     running_mean: Tensor,
     running_variance: Tensor,
     names: tuple[str, str],
-    buffers: Weights | None,
+    buffers: Params | None,
     tap: Tap | None,
     momentum: float = MOMENTUM,
     epsilon: float = EPSILON,
@@ -237,7 +238,7 @@ class AvgPool(Layer):
     size: int = 2
 
     def bind(self, name: str) -> Step:
-        return lambda w, x, buffers, tap: average(x, self.size)
+        return lambda w, x, buffers, tap: average_pool(x, self.size)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ class Residual(Layer):
     def bind(self, name: str, binder: Binder = bind_all) -> Step:
         body, shortcut = binder(self.body, f"{name}."), binder(self.shortcut, f"{name}.")
 
-        def step(w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> Tensor:
+        def step(w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
             y = x
             for part in body:
                 y = part(w, y, buffers, tap)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
-from fedgist.models.fused import bind_fused
-from fedgist.models.layers import Entry, Layers, Step, Weights, bind_all, named_entries
+from fedgist.models.gpu.blocks import bind_blocks
+from fedgist.models.layers import Entry, Layers, Step, bind_all, named_entries
 
 
 def is_count(value: object) -> bool:
@@ -62,11 +63,11 @@ class LayeredModel(Model):
             _layer_shapes=dict(zip(names, activation_shapes(self.layers, self.input_shape), strict=False)),
             _positions={name: i for i, name in enumerate(names)},
             _extractor=steps[:-1],
-            _whole=bind_fused(self.layers[:-1]),
+            _whole=bind_blocks(self.layers[:-1]),
             _classify=steps[-1],
         )
 
-    def init(self, rng: Rng) -> Weights:
+    def init(self, rng: Rng) -> Params:
         return {name: _draw(entry, rng(name)) for name, entry in self._entries.items()}
 
     @property
@@ -82,14 +83,14 @@ class LayeredModel(Model):
         return dict(self._layer_shapes)
 
     def __call__(
-        self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
+        self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
     ) -> Output:
-        new: Weights | None = {} if train else None
+        new: Params | None = {} if train else None
         for step in self._whole if start is None else self._extractor[self._position(start) :]:
             x = step(w, x, new, tap)
         return Output(x, self._classify(w, x, None, None), {} if new is None else new)
 
-    def head(self, w: Weights, features: Tensor) -> Tensor:
+    def head(self, w: Params, features: Tensor) -> Tensor:
         return self._classify(w, features, None, None)
 
     def __hash__(self) -> int:

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.models.feed_forward import FEATURES, cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
 from fedgist.models.layers import NORMS, Layers
 from fedgist.models.model import LayeredModel, image_shape, is_count
-from fedgist.models.plain import FEATURES, cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {

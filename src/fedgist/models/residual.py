@@ -4,17 +4,7 @@ The two families differ in the block: the usual one (He et al. 2016) adds and th
 2022) applies ReLU before the addition. Convolutions have no bias where a norm layer follows, which would cancel it.
 """
 
-from fedgist.models.layers import (
-    Conv,
-    GlobalAvgPool,
-    Layers,
-    Linear,
-    MaxPool,
-    Relu,
-    Residual,
-    Tanh,
-    norm_layer,
-)
+from fedgist.models.layers import Conv, GlobalAvgPool, Layers, Linear, MaxPool, Relu, Residual, Tanh, norm_layer
 
 
 def _conv_norm(suffix: str, kind: str, conv: tuple[int, int, int], stride: int = 1) -> Layers:

@@ -17,8 +17,8 @@ def normal(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.floa
     """Standard normal numbers from a scalar int64 `seed`."""
     if not (seed.is_cuda and dtype == torch.float32 and triton_is_there()):
         return rng.normal(seed, shape, dtype)
-    made: Tensor = gaussian(seed, math.prod(shape))
-    return made.reshape(shape)
+    numbers: Tensor = gaussian(seed, math.prod(shape))
+    return numbers.reshape(shape)
 
 
 @torch.library.custom_op("fedgist::gaussian", mutates_args=(), device_types="cuda")
@@ -26,11 +26,11 @@ def gaussian(seeds: Tensor, count: int) -> Tensor:
     """`count` standard normal numbers in float32 for each of the int64 `seeds`: [*seeds, count]."""
     from fedgist.synthesis import gaussian_kernels
 
-    made = torch.empty(*seeds.shape, count, device=seeds.device)
+    numbers = torch.empty(*seeds.shape, count, device=seeds.device)
     half = (count + 1) // 2
-    if made.numel():
-        gaussian_kernels.normal[-(-half // BLOCK), seeds.numel()](seeds.contiguous(), made, count, half, BLOCK)
-    return made
+    if numbers.numel():
+        gaussian_kernels.normal[-(-half // BLOCK), seeds.numel()](seeds.contiguous(), numbers, count, half, BLOCK)
+    return numbers
 
 
 @gaussian.register_fake

@@ -1,7 +1,6 @@
 """A LeNet's blocks at fixed weights as one step: found where they are, and equal to their layers in turn."""
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, compute, stacking
-from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
-from fedgist.models import frozen, fused
+from fedgist.models.gpu import blocks, frozen_conv
 from fedgist.models.layers import Conv, Layers, MaxPool, Norm, Relu, Step, Tap, Weights, bind_all, named_entries
 from fedgist.synthesis.dream_spaces import FreeDreams
 from fedgist.synthesis.inversion import Dreamer, Objective
@@ -26,6 +24,7 @@ from fedgist.synthesis.inversion import Dreamer, Objective
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = Place(torch.device("cuda"))
 EPSILON = 1e-5
+Admit = Callable[[str, bool], None]
 
 
 def block(
@@ -63,31 +62,7 @@ def block(
 )
 def test_which_layers_are_one(layers: Layers, steps: int) -> None:
     """Where convolutions stay on their own, norm and ReLU, and pooling behind them, are one: `frozen_norm`'s."""
-    assert len(fused.bind_fused(layers)) == steps
-
-
-@pytest.mark.parametrize(
-    ("other", "serves"),
-    [
-        ({}, True),
-        ({"is_cuda": False}, False),
-        ({"dtype": torch.float64}, False),
-        ({"dtype": torch.float16}, False),
-        ({"shape": (5, 1, 27, 28)}, False),
-        ({"shape": (5, 1, 28, 27)}, False),
-        ({"shape": (0, 1, 28, 28)}, False),
-    ],
-)
-def test_what_the_kernels_take(other: dict[str, Any], serves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
-
-    class Like(SimpleNamespace):
-        def __len__(self) -> int:
-            return int(self.shape[0])
-
-    x: Any = Like(**{"is_cuda": True, "dtype": torch.float32, "shape": (5, 1, 28, 28)} | other)
-    assert fused.serves_frozen(x, grows=0) == fused.serves_frozen(x, grows=-4) == serves
-    assert not fused.serves_frozen(x, grows=-1)
+    assert len(blocks.bind_blocks(layers)) == steps
 
 
 def weights(layers: Layers, seed: int = 0) -> Weights:
@@ -114,7 +89,7 @@ def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, 
 def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     layers, x = block(), images(5, 2, 8, 8)
     made: list[Any] = []
-    for chain in (fused.bind_fused(layers), bind_all(layers)):
+    for chain in (blocks.bind_blocks(layers), bind_all(layers)):
         tap: Tap = []
         new: Weights | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
@@ -125,7 +100,7 @@ def in_torch(
     to_pooled: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor, x: Tensor, weight: Tensor, bias: Tensor,
     gamma: Tensor, beta: Tensor, running_mean: Tensor, running_variance: Tensor, padding: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """The formula of `frozen.backward`, word by word, for one client."""
+    """The formula of `frozen_conv.backward`, word by word, for one client."""
     y = F.conv2d(x, weight, bias, padding=padding)
     each = (slice(None), None, None)
     scale = gamma[each] / (running_variance[each] + epsilon).sqrt()
@@ -141,28 +116,28 @@ def in_torch(
 def kernels() -> None:
     """Kernels that are no kernels, so that what is made of them can be tested without a GPU."""
 
-    @frozen.forward.register_kernel("cpu")
-    def _(*given: Any) -> frozen.Outputs:
-        return frozen.layer_by_layer(*given)
+    @frozen_conv.forward.register_kernel("cpu")
+    def _(*given: Any) -> frozen_conv.Outputs:
+        return frozen_conv.layer_by_layer(*given)
 
-    @frozen.backward.register_kernel("cpu")
+    @frozen_conv.backward.register_kernel("cpu")
     def _(*given: Any) -> Tensor:
         *tensors, padding, epsilon = given
         return torch.stack([in_torch(*one, padding, epsilon) for one in zip(*tensors, strict=True)])
 
 
 @pytest.fixture
-def calls(kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(kernels: None, admit: Admit, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All blocks take the kernels; which of them are called."""
     seen: list[str] = []
 
     def counted(name: str) -> Callable[..., Any]:
-        op = getattr(frozen, name)
+        op = getattr(frozen_conv, name)
         return lambda *given: (seen.append(name), op(*given))[1]
 
     for name in ("forward", "backward"):
-        monkeypatch.setattr(frozen, name, counted(name))
-    monkeypatch.setattr(fused, "serves_frozen", lambda *_: True)
+        monkeypatch.setattr(frozen_conv, name, counted(name))
+    admit("FROZEN_CONV", True)
     return seen
 
 
@@ -172,7 +147,7 @@ def tensors(clients: int = 2) -> list[Tensor]:
     return [images(clients, 3, 2, 6, 4), *(torch.stack(one) for one in zip(*each, strict=True))]
 
 
-def as_a_sum(made: frozen.Outputs) -> Tensor:
+def as_a_sum(made: frozen_conv.Outputs) -> Tensor:
     """A number that depends on all of what a block makes, by weights of different sizes."""
     rng = Rng(2)
     return torch.stack([(rng(str(i)).normal(*one.shape).double() * one).sum() for i, one in enumerate(made)]).sum()
@@ -184,11 +159,11 @@ def test_the_gradient_of_the_images(output: int | None, calls: list[str]) -> Non
     given = tensors()
     given[0].requires_grad_()
 
-    def gradient(function: Callable[..., frozen.Outputs]) -> Tensor:
+    def gradient(function: Callable[..., frozen_conv.Outputs]) -> Tensor:
         made = function(*given, 1, EPSILON)
         return grad(as_a_sum(made) if output is None else made[output].square().sum(), given[0])[0]
 
-    torch.testing.assert_close(gradient(frozen.block), gradient(frozen.layer_by_layer))
+    torch.testing.assert_close(gradient(frozen_conv.block), gradient(frozen_conv.layer_by_layer))
     assert calls == ["forward", "backward"]
 
 
@@ -216,17 +191,17 @@ def test_for_many_clients(shared: bool, listens: bool, calls: list[str]) -> None
 
     expected = gradients(bind_all(TWO))
     assert not calls
-    torch.testing.assert_close(gradients(fused.bind_fused(TWO)), expected)
+    torch.testing.assert_close(gradients(blocks.bind_blocks(TWO)), expected)
     assert calls == ["forward", "forward", "backward", "backward"]
 
 
 def test_images_that_clients_share_are_not_copied(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     layers, x, strides = block(), images(5, 2, 8, 8), []
     w = tree.stack([weights(layers, seed) for seed in range(3)])
-    whole = frozen.forward
-    monkeypatch.setattr(frozen, "forward", lambda x, *given: (strides.append(x.stride(0)), whole(x, *given))[1])
+    whole = frozen_conv.forward
+    monkeypatch.setattr(frozen_conv, "forward", lambda x, *given: (strides.append(x.stride(0)), whole(x, *given))[1])
     with torch.no_grad():
-        torch.func.vmap(lambda w: run(fused.bind_fused(layers), w, x))(w)
+        torch.func.vmap(lambda w: run(blocks.bind_blocks(layers), w, x))(w)
     assert strides == [0]
 
 
@@ -236,7 +211,7 @@ def test_where_a_weight_learns_the_layers_run(name: str, calls: list[str]) -> No
     w = weights(layers)
     w[name].requires_grad_()
     found, expected = (
-        grad(objective(c, w, images(5, 2, 8, 8)), w[name]) for c in (fused.bind_fused(layers), bind_all(layers))
+        grad(objective(c, w, images(5, 2, 8, 8)), w[name]) for c in (blocks.bind_blocks(layers), bind_all(layers))
     )
     assert torch.equal(found[0], expected[0])
     assert not calls
@@ -265,7 +240,7 @@ def test_gradients_of_weights(way: str, calls: list[str]) -> None:
             return torch.func.vmap(torch.func.grad(loss))(w, running, x)
         return torch.func.grad(lambda w: torch.func.vmap(loss)(w, running, x).sum())(w)
 
-    torch.testing.assert_close(gradients(fused.bind_fused(layers)), gradients(bind_all(layers)))
+    torch.testing.assert_close(gradients(blocks.bind_blocks(layers)), gradients(bind_all(layers)))
     assert calls == (["forward"] if way == "nested" else [])
 
 
@@ -276,9 +251,9 @@ def test_derivatives(learning: list[int], calls: list[str]) -> None:
     given[0] = Rng(3)("x").normal(2, 2, 2, 4, 4).double()  # no ties, where there are no derivatives
     at = [given[i].requires_grad_() for i in learning]
 
-    def made(*at: Tensor) -> frozen.Outputs:
+    def made(*at: Tensor) -> frozen_conv.Outputs:
         now = dict(enumerate(given)) | dict(zip(learning, at, strict=True))
-        return frozen.block(*now.values(), 1, EPSILON)
+        return frozen_conv.block(*now.values(), 1, EPSILON)
 
     with torch.random.fork_rng():  # the checks draw directions
         assert gradcheck(made, at)
@@ -298,7 +273,7 @@ def test_second_derivatives_under_torch_func(learning: bool, calls: list[str]) -
 
         return torch.func.vmap(torch.func.grad(length, argnums=(0, 1) if learning else 0))(x, w, running)
 
-    torch.testing.assert_close(gradients(fused.bind_fused(layers)), gradients(bind_all(layers)))
+    torch.testing.assert_close(gradients(blocks.bind_blocks(layers)), gradients(bind_all(layers)))
     # the outer gradient passes the kernels' gradient by layers, and what that was computed of by kernels again
     assert calls == ([] if learning else ["forward", "backward", "backward"])
 
@@ -323,17 +298,18 @@ def dreams(dreamer: Dreamer, runner: Any, clients: int = 3, rounds: int = 1) -> 
 
 
 @pytest.mark.parametrize("robust", [0.0, 0.1])
-def test_dreams(robust: float, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dreams(robust: float, calls: list[str], admit: Admit) -> None:
     """LeNet5's whole objective, by both engines; robust dreams differentiate inside of what is differentiated."""
     mine, place = dreamer((1, 28, 28), 4, robust=robust), Place(dtype=torch.float64)
-    blocks, clients = 6 if robust else 2, 3  # of the dreams, of the attack and of the attacked dreams; or of the dreams
+    # of the dreams, of the attack and of the attacked dreams; or of the dreams
+    count, clients = 6 if robust else 2, 3
     alone = dreams(mine, Sequential(place), clients)
-    assert calls.count("backward") == blocks * clients
+    assert calls.count("backward") == count * clients
     calls.clear()
     together = dreams(mine, Stacked(place, workers=1, measure=False), clients)
-    assert calls.count("backward") == blocks
+    assert calls.count("backward") == count
     calls.clear()
-    monkeypatch.setattr(fused, "serves_frozen", lambda *_: False)
+    admit("FROZEN_CONV", False)
     expected = dreams(mine, Sequential(place), clients)
     assert not calls
     torch.testing.assert_close(alone, expected)
@@ -346,20 +322,14 @@ def test_as_traced_for_compilation(calls: list[str]) -> None:
     w = tree.stack([weights(layers, seed) for seed in range(3)])
 
     def gradients(x: Tensor) -> Tensor:
-        each = torch.func.grad(lambda x, w: objective(fused.bind_fused(layers), w, x))
+        each = torch.func.grad(lambda x, w: objective(blocks.bind_blocks(layers), w, x))
         with torch.no_grad():
             return torch.func.vmap(each, in_dims=(None, 0))(x, w)
 
     trace = make_fx(gradients)(x)
-    assert "fedgist.frozen_block_backward" in trace.code
+    assert "fedgist.frozen_conv_backward" in trace.code
     other = images(5, 2, 8, 8).roll(1, 0)
     torch.testing.assert_close(trace(other), gradients(other))
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    with gpu_arithmetic(GPU):
-        yield
 
 
 def share_off(found: Tensor, expected: Tensor, tolerance: float) -> float:
@@ -388,13 +358,13 @@ def test_kernels_equal_the_layers(
     if shared:
         singles[0] = singles[0][:1].expand(3, -1, -1, -1, -1)
     given[0] = given[0].clone().requires_grad_()
-    expected = frozen.layer_by_layer(*given, padding, EPSILON)
+    expected = frozen_conv.layer_by_layer(*given, padding, EPSILON)
     grads = [Rng(4)(str(i)).normal(*one.shape).double().cuda() for i, one in enumerate(expected)]
     (to_x,) = grad(expected, given[0], grads)
-    found = frozen.forward(*singles, padding, EPSILON)
+    found = frozen_conv.forward(*singles, padding, EPSILON)
     for one, other in zip(found, expected, strict=True):
         assert share_off(one, other, 1e-5) == 0
-    made = frozen.backward(*(one.float() for one in grads), found[1], *singles, padding, EPSILON)
+    made = frozen_conv.backward(*(one.float() for one in grads), found[1], *singles, padding, EPSILON)
     assert share_off(made, to_x, 1e-4) < 1e-3
 
 
@@ -420,7 +390,7 @@ def test_second_derivatives_on_a_gpu(stacked: bool, learning: bool) -> None:
         (slope,) = grad(objective(chain, w | running, x), x, create_graph=True)
         return grad(slope.square().sum(), [x, *w.values()] if learning else x)
 
-    found, expected = tree.leaves(gradients(fused.bind_fused(layers))), tree.leaves(gradients(bind_all(layers)))
+    found, expected = tree.leaves(gradients(blocks.bind_blocks(layers))), tree.leaves(gradients(bind_all(layers)))
     assert len(found) == (5 if learning else 1)
     for one, other in zip(found, expected, strict=True):
         assert share_off(one, other, 1e-3) == 0
@@ -429,16 +399,15 @@ def test_second_derivatives_on_a_gpu(stacked: bool, learning: bool) -> None:
 @needs_gpu
 @pytest.mark.parametrize("robust", [0.0, 0.1])
 @pytest.mark.parametrize("count", [256, 37])
-def test_dreams_on_a_gpu(count: int, robust: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dreams_on_a_gpu(count: int, robust: float, replays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines, and the stacked one's recorded graph, against the layers in float64."""
     mine = dreamer((1, 28, 28), count, robust=robust)
     seen: list[str] = []
-    whole = frozen.backward
-    monkeypatch.setattr(frozen, "backward", lambda *given: (seen.append("backward"), whole(*given))[1])
+    whole = frozen_conv.backward
+    monkeypatch.setattr(frozen_conv, "backward", lambda *given: (seen.append("backward"), whole(*given))[1])
     runner = Stacked(GPU)
     found = [dreams(mine, Sequential(GPU)), dreams(mine, runner), dreams(mine, runner, rounds=4)]
-    assert any(program.recorded is not None for program in runner._programs.values())
-    assert seen
+    assert replays and seen
     seen.clear()
     expected = dreams(mine, Sequential(Place(GPU.device, torch.float64)))
     assert not seen

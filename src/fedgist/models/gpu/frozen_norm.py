@@ -3,7 +3,7 @@ not: on a GPU, with Triton.
 
 Where dreams pass a ResNet (Co-Dream), its convolutions are cuDNN's and the smaller part of the time. Statistics, norm,
 ReLU and pooling, one after the other, read and write what a convolution makes a dozen times; here it is read once,
-forward and back, and what is made of it written once. The layers take over where more is asked for, as in `frozen`.
+forward and back, and what is made of it written once. Where more is asked for, the layers run, as in `frozen_conv`.
 """
 
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.models.frozen import flat
-from fedgist.models.frozen_autograd import Frozen, Outputs
-from fedgist.models.layers import Tap, batch_norm
+from fedgist.core.task import Tap
+from fedgist.models.gpu.frozen_autograd import FrozenBlock, Outputs
+from fedgist.models.gpu.frozen_conv import contiguous
+from fedgist.models.layers import batch_norm
 
 WARPS, VALUES, BACKWARD_VALUES = 8, 8192, 4096
 """Of x, what a program works on: 32 numbers for each thread, and 16 where gradients come on top of them."""
@@ -21,13 +22,13 @@ WIDEST = 128
 """Channels of a program, at most: what a warp reads at once, 16 bytes a thread."""
 
 
-def block(*given: Any) -> Outputs:
+def block(*inputs: Any) -> Outputs:
     """max_pool2d(relu(batch_norm(x)), 2), or the first of these layers, and x's mean and variance in each channel.
 
     Takes what `forward` takes; as often differentiable as the layers are.
     """
-    *tensors, count, epsilon = given
-    return Frozen(forward, backward, layer_by_layer, (count, epsilon), of_clients=False)(*tensors)
+    *tensors, count, epsilon = inputs
+    return FrozenBlock(forward, backward, layer_by_layer, (count, epsilon), has_clients=False)(*tensors)
 
 
 @torch.library.custom_op("fedgist::frozen_norm", mutates_args=(), device_types="cuda")
@@ -36,16 +37,16 @@ def forward(
 ) -> Outputs:
     """The first `count` of norm, ReLU and pooling; x [images, channels, height, width], the others [channels].
 
-    Height and width are even where they are pooled. The statistics are found as in `frozen.forward`.
+    Height and width are even where they are pooled. The statistics are found as in `frozen_conv.forward`.
     """
-    from fedgist.models import frozen_norm_kernels
+    from fedgist.models.gpu import frozen_norm_kernels
 
     x, out = _channels_last(x), _result(x, count)
     launch = _launch(out, count, VALUES)
     programs, _ = grid = launch.pop("grid")
     shares = x.new_empty(programs, 2, x.shape[1])
     frozen_norm_kernels.forward[grid](
-        x, *flat(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
+        x, *contiguous(gamma, beta, running_mean, running_variance), out, shares, *_sizes(out), epsilon, **launch
     )
     shift, squared = shares.sum(0)
     return out, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
@@ -56,14 +57,14 @@ def backward(
     to_out: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor, x: Tensor, gamma: Tensor, beta: Tensor,
     running_mean: Tensor, running_variance: Tensor, count: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """The gradient of x, which is that of y in `frozen.backward`; without pooling, every value is the largest."""
-    from fedgist.models import frozen_norm_kernels
+    """The gradient of x, which is that of y in `frozen_conv.backward`; without pooling, every value is the largest."""
+    from fedgist.models.gpu import frozen_norm_kernels
 
     x, to_out = _channels_last(x), _channels_last(to_out)
     to_x, launch = torch.empty_like(x), _launch(to_out, count, BACKWARD_VALUES)
     frozen_norm_kernels.backward[launch.pop("grid")](
-        x, *flat(gamma, beta, running_mean, running_variance, mean), to_out, *flat(to_mean, to_variance), to_x,
-        *_sizes(to_out), epsilon, **launch,
+        x, *contiguous(gamma, beta, running_mean, running_variance, mean), to_out, *contiguous(to_mean, to_variance),
+        to_x, *_sizes(to_out), epsilon, **launch,
     )  # fmt: skip
     return to_x
 

@@ -7,7 +7,7 @@ heights are even where there is pooling, all images are one high one: line l of 
 import triton
 import triton.language as tl
 
-from fedgist.models.frozen_kernels import larger, largest, to_squares
+from fedgist.models.gpu.frozen_conv_kernels import larger, largest, to_squares
 
 
 @triton.jit

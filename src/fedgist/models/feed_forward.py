@@ -5,18 +5,7 @@ A builder takes (input_shape, classes) and keyword options and gives the layers;
 
 from itertools import pairwise
 
-from fedgist.models.layers import (
-    AvgPool,
-    Conv,
-    Flatten,
-    GlobalAvgPool,
-    Layers,
-    Linear,
-    MaxPool,
-    Relu,
-    Tanh,
-    norm_layer,
-)
+from fedgist.models.layers import AvgPool, Conv, Flatten, GlobalAvgPool, Layers, Linear, MaxPool, Relu, Tanh, norm_layer
 from fedgist.models.model import output_size
 
 FEATURES = ("relu", "tanh", "linear")

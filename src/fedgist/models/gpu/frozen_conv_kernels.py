@@ -1,4 +1,4 @@
-"""Triton kernels of `frozen`: one program works on POSITIONS squares of the pooling, or pixels, of one client's images.
+"""Triton kernels of `frozen_conv`: a program works on POSITIONS squares of the pooling, or pixels, of a client.
 
 Every thread keeps all channels of its squares, so that a number that it reads meets every weight of a channel at once.
 The channels are too few for the matrix units; these are plain float32 products, exact whatever TF32 is set to.

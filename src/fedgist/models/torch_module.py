@@ -17,9 +17,11 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
-from fedgist.models.layers import Tap, Weights, batch_norm
-from fedgist.models.model import Model, Output, image_shape
+from fedgist.core.task import Model, Output, Tap
+from fedgist.models.layers import batch_norm
+from fedgist.models.model import image_shape
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -38,7 +40,7 @@ class _Worker:
         self.module = copy.deepcopy(template).to(device)
         self.classifier = self.module.get_submodule(classifier)
         self.features: Tensor | None = None
-        self.buffers: Weights | None = None
+        self.buffers: Params | None = None
         self.tap: Tap | None = None
         self.classifier.register_forward_pre_hook(self._keep_features)
         for name, part in self.module.named_modules():
@@ -56,7 +58,7 @@ class _Worker:
             x, part.weight, part.bias, mean, variance, names, self.buffers, self.tap, part.momentum, part.eps
         )
 
-    def run(self, w: Weights, x: Tensor, buffers: Weights | None, tap: Tap | None) -> tuple[Tensor | None, Any]:
+    def run(self, w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> tuple[Tensor | None, Any]:
         """(features, output); new statistics go into `buffers`."""
         train = buffers is not None
         if self.module.training != train:
@@ -95,7 +97,7 @@ class ModuleModel(Model):
         self._workers = threading.local()
         self._feature_size = self._probe()
 
-    def init(self, rng: Rng) -> Weights:
+    def init(self, rng: Rng) -> Params:
         """Copies of the weights that the module came with, whatever `rng`."""
         return {name: tensor.clone() for name, tensor in self._start.items()}
 
@@ -113,19 +115,19 @@ class ModuleModel(Model):
         return {self._classifier: (self._feature_size,)}
 
     def __call__(
-        self, w: Weights, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
+        self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
     ) -> Output:
         if start is not None:
             self._check_layer(start)
             return Output(x, self.head(w, x), {})
-        new: Weights | None = {name: w[name].clone() for name in self._other_buffers} if train else None
+        new: Params | None = {name: w[name].clone() for name in self._other_buffers} if train else None
         features, logits = self._worker(x.device).run(
             {name: w[name] for name in self._start} | (new or {}), x, new, tap
         )
         assert features is not None  # the probe has seen the classifier called
         return Output(features, logits, new or {})
 
-    def head(self, w: Weights, features: Tensor) -> Tensor:
+    def head(self, w: Params, features: Tensor) -> Tensor:
         worker = self._worker(features.device)
         prefix = f"{self._classifier}."
         own = {name.removeprefix(prefix): w[name] for name in self._start if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Triton kernels of `fused`: one program works on one image and BLOCK channels of a client, or several times as many.
+"""Triton kernels of `instance_norm`: a program works on one image and BLOCK channels of a client, or more.
 
 The four pixels of every square of the pooling lie in four tiles [POSITIONS, BLOCK], so that the pooling is a sum of
 tiles, and the norm's moments are sums over all four; two passes over registers, as exact as two over memory.

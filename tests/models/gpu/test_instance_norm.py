@@ -1,6 +1,6 @@
 """The blocks of a ConvNet as one step: found where they are, and equal to their layers one after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,10 @@ from torch import Tensor
 
 from fedgist import models
 from fedgist.core.rng import Rng
-from fedgist.core.work import Place
-from fedgist.engines.scheduler import gpu_arithmetic
-from fedgist.models import fused, instance_norm
+from fedgist.models.gpu import blocks, instance_norm
 from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
 
-EXACT = Place(torch.device("cuda"))
+Admit = Callable[[str, bool], None]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -42,30 +40,30 @@ def block(inputs: int, channels: int = 6, norm: str = "instance", size: int = 2,
     ],
 )
 def test_which_layers_are_one(layers: Layers, steps: int) -> None:
-    assert len(fused.bind_fused(layers)) == steps
+    assert len(blocks.bind_blocks(layers)) == steps
 
 
 @pytest.mark.parametrize(("behind", "flat"), [((), False), ((("flatten", Flatten()),), True), (block(6), False)])
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_flattened_next_lies_flat(
-    behind: Layers, flat: bool, first: int, monkeypatch: pytest.MonkeyPatch
+    behind: Layers, flat: bool, first: int, admit: Admit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a convolution's block, with and without gradients, and of a norm's."""
-    told = []
+    flags = []
 
     def kernel(x: Tensor, *given: Any) -> Tensor:
-        told.append(given[-1])
+        flags.append(given[-1])
         return x
 
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    admit("INSTANCE_NORM", True)
     for name in ("norm_relu_pool", "conv_norm_relu_pool"):
         monkeypatch.setattr(instance_norm, name, kernel)
     layers = block(3)[first:]
-    step = fused.bind_fused((*layers, *behind))[0]
-    for asked in (True, False):
-        with torch.set_grad_enabled(asked):
+    step = blocks.bind_blocks((*layers, *behind))[0]
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
             step(weights(layers), torch.zeros(2, 6 if first else 3, 8, 8).double(), None, None)
-    assert told == [flat, flat]
+    assert flags == [flat, flat]
 
 
 def test_without_a_gpu_the_layers_run_as_they_are() -> None:
@@ -123,14 +121,14 @@ def weights(layers: Layers) -> Weights:
 def test_without_a_gpu_a_block_is_its_layers(inputs: int) -> None:
     layers = block(inputs)
     w, x = weights(layers), Rng(1)("x").normal(5, inputs, 8, 8).double()
-    assert torch.equal(run(fused.bind_fused(layers), w, x), run(bind_all(layers), w, x))
+    assert torch.equal(run(blocks.bind_blocks(layers), w, x), run(bind_all(layers), w, x))
 
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("inputs", [3, 8])
-def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, admit: Admit) -> None:
     """The bias changes nothing, and its gradient is not missing but zero; the others are those of the layers, twice."""
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    admit("INSTANCE_NORM", True)
     layers = block(inputs)
     w = {name: tensor.requires_grad_() for name, tensor in weights(layers).items()}
     x = Rng(1)("x").normal(5, inputs, 8, 8).double().requires_grad_()
@@ -140,31 +138,25 @@ def test_a_convolution_before_the_norm_needs_no_bias(inputs: int, monkeypatch: p
         once = torch.autograd.grad(run(chain, w, x).square().sum(), at, create_graph=True)
         return once, torch.autograd.grad(sum(each.square().sum() for each in once), at)
 
-    for found, expected in zip(gradients(fused.bind_fused(layers)), gradients(bind_all(layers)), strict=True):
+    for found, expected in zip(gradients(blocks.bind_blocks(layers)), gradients(bind_all(layers)), strict=True):
         torch.testing.assert_close(found, expected)
         assert not found[1 + list(w).index("conv.bias")].any()
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-def test_a_convolution_of_many_clients_needs_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_of_many_clients_needs_no_bias(admit: Admit) -> None:
     layers, x = block(8), Rng(1)("x").normal(2, 5, 8, 8, 8).double()
     w = {name: torch.stack([tensor, -tensor]) for name, tensor in weights(layers).items()}
     expected = torch.func.vmap(partial(run, bind_all(layers)))(w, x)
-    monkeypatch.setattr(fused, "serves", lambda *_: True)
+    admit("INSTANCE_NORM", True)
     with torch.no_grad():
-        found = torch.func.vmap(partial(run, fused.bind_fused(layers)))(w, x)
+        found = torch.func.vmap(partial(run, blocks.bind_blocks(layers)))(w, x)
     torch.testing.assert_close(found, expected)
 
 
 def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
     made = F.conv2d(x, conv, padding=padding)
     return F.avg_pool2d(torch.relu(F.group_norm(made, len(weight), weight, bias, 1e-5)), 2)
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    with gpu_arithmetic(EXACT):
-        yield
 
 
 @needs_gpu
@@ -215,9 +207,7 @@ def test_with_many_images_a_program_takes_all_channels(
 @needs_gpu
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("way", [lambda call: call, torch.func.vmap], ids=["alone", "stacked"])
-def test_a_net_without_gradients_takes_the_kernels(
-    way: Callable[..., Callable[..., Tensor]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_without_gradients_takes_the_kernels(way: Callable[..., Callable[..., Tensor]], admit: Admit) -> None:
     net, rng = models.build("convnet", (3, 16, 16), 4, width=32), Rng(0)
     w = {name: tensor.cuda()[None].expand(2, *tensor.shape) for name, tensor in net.init(rng("w")).items()}
     x = rng("x").normal(2, 5, 3, 16, 16).cuda()
@@ -225,7 +215,7 @@ def test_a_net_without_gradients_takes_the_kernels(
     given = (w, x) if stacked else ({name: tensor[0] for name, tensor in w.items()}, x[0])
     with torch.no_grad():
         found = way(lambda w, x: net(w, x).logits)(*given)
-        monkeypatch.setattr(fused, "serves", lambda *_: False)
+        admit("INSTANCE_NORM", False)
         expected = way(lambda w, x: net(w, x).logits)(*given)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.equal(found, expected)  # other kernels, other roundings
@@ -237,7 +227,7 @@ def test_a_net_without_gradients_takes_the_kernels(
 def test_gradients_are_those_of_the_layers(inputs: int) -> None:
     """Of images and weights, by torch's autograd, which takes the kernels, and under torch.func, which does not."""
     layers = block(inputs, channels=40)
-    steps = fused.bind_fused(layers)
+    steps = blocks.bind_blocks(layers)
     w = {name: tensor.float().cuda() for name, tensor in weights(layers).items()}
     x = Rng(0)("x").normal(5, inputs, 32, 32).cuda()
 

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.frozen_autograd import Frozen, Outputs
-from fedgist.models.layers import Conv, Tap, batch_norm
+from fedgist.core.task import Tap
+from fedgist.models.gpu.convolution import growth_of
+from fedgist.models.gpu.frozen_autograd import FrozenBlock, Outputs
+from fedgist.models.layers import batch_norm
 
 LARGEST_KERNEL, MOST_CHANNELS = 5, 16
 """Up to these sizes a thread can keep what it computes in registers."""
@@ -23,21 +25,16 @@ PRODUCTS = 32
 """Of a pixel's gradient, at most so many are computed at a place before the next place is looked at."""
 
 
-def takes(conv: Conv) -> bool:
-    """Whether a block that begins so is small enough; larger convolutions are better off with cuDNN."""
-    return conv.kernel <= LARGEST_KERNEL and max(conv.inputs, conv.outputs) <= MOST_CHANNELS
-
-
-def block(*given: Any) -> Outputs:
+def block(*inputs: Any) -> Outputs:
     """max_pool2d(relu(batch_norm(y)), 2) of y = conv2d(x) with stride 1, and y's mean and variance in each channel.
 
     Takes what `forward` takes; plainly or under `torch.func`, and as often differentiable as the layers are.
     """
-    *tensors, padding, epsilon = given
-    return Frozen(forward, backward, layer_by_layer, (padding, epsilon), of_clients=True)(*tensors)
+    *tensors, padding, epsilon = inputs
+    return FrozenBlock(forward, backward, layer_by_layer, (padding, epsilon), has_clients=True)(*tensors)
 
 
-@torch.library.custom_op("fedgist::frozen_block", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("fedgist::frozen_conv", mutates_args=(), device_types="cuda")
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
     running_variance: Tensor, padding: int, epsilon: float,
@@ -48,22 +45,22 @@ def forward(
     With s = y − running mean, mean y = running mean + mean s and var y = mean s² − (mean s)². The subtraction costs no
     digits unless the images are many standard deviations away from what the norm remembers.
     """
-    from fedgist.models import frozen_kernels
+    from fedgist.models.gpu import frozen_conv_kernels
 
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     programs = -(-images * rows * columns // SQUARES)
     pooled = x.new_empty(clients, images, channels, rows, columns)
     shares = x.new_empty(clients, programs, 2, channels)
-    weights = _spread(weight, 1)
-    frozen_kernels.forward[programs, clients](
-        x, weights, *flat(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
+    weights = _pad_last(weight, 1)
+    frozen_conv_kernels.forward[programs, clients](
+        x, weights, *contiguous(bias, gamma, beta, running_mean, running_variance), pooled, shares, *x.shape[1:],
         *pooled.shape[2:], *x.stride(), epsilon, weight.shape[-1], padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
     shift, squared = shares.sum(1).unbind(1)
     return pooled, running_mean + shift, torch.addcmul(squared, shift, shift, value=-1)
 
 
-@torch.library.custom_op("fedgist::frozen_block_backward", mutates_args=(), device_types="cuda")
+@torch.library.custom_op("fedgist::frozen_conv_backward", mutates_args=(), device_types="cuda")
 def backward(
     to_pooled: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor,
     x: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor,
@@ -79,37 +76,38 @@ def backward(
 
     and x̄ is ȳ convolved back.
     """
-    from fedgist.models import frozen_kernels
+    from fedgist.models.gpu import frozen_conv_kernels
 
     clients, channels, images, rows, columns = *weight.shape[:2], x.shape[1], *_pooled_size(x, weight, padding)
     to_y = x.new_empty(clients, images, channels, 2 * rows, 2 * columns)
-    side, weights = weight.shape[-1], _spread(weight, 1)
-    frozen_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
-        x, weights, *flat(bias, gamma, beta, running_mean, running_variance, mean, to_pooled, to_mean, to_variance),
-        to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon, side, padding, SQUARES, weights.shape[-1],
+    side, weights = weight.shape[-1], _pad_last(weight, 1)
+    frozen_conv_kernels.backward_to_y[-(-images * rows * columns // SQUARES), clients](
+        x, weights, *contiguous(bias, gamma, beta, running_mean, running_variance, mean),
+        *contiguous(to_pooled, to_mean, to_variance), to_y, *x.shape[1:], channels, rows, columns, *x.stride(), epsilon,
+        side, padding, SQUARES, weights.shape[-1],
     )  # fmt: skip
-    to_x, weights = x.new_empty(clients, *x.shape[1:]), _spread(weight, 2)
+    to_x, weights = x.new_empty(clients, *x.shape[1:]), _pad_last(weight, 2)
     width = weights.shape[-1]
     group = max(n for n in range(1, 1 + min(8, PRODUCTS // width)) if channels % n == 0)
-    frozen_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
+    frozen_conv_kernels.backward_to_x[-(-images * x[0, 0, 0].numel() // PIXELS), clients](
         to_y, weights, to_x, *to_y.shape[1:], *to_x.shape[2:], side, padding, PIXELS, width, group
     )
     return to_x
 
 
 def _pooled_size(x: Tensor, weight: Tensor, padding: int) -> tuple[int, int]:
-    grows = 2 * padding - weight.shape[-1] + 1
-    return (x.shape[-2] + grows) // 2, (x.shape[-1] + grows) // 2
+    growth = growth_of(weight.shape[-1], padding)
+    return (x.shape[-2] + growth) // 2, (x.shape[-1] + growth) // 2
 
 
-def _spread(weight: Tensor, dim: int) -> Tensor:
-    """Weights whose dimension `dim` comes last, with zeros up to a power of two: what a thread reads in one go."""
+def _pad_last(weight: Tensor, dim: int) -> Tensor:
+    """Params whose dimension `dim` comes last, with zeros up to a power of two: what a thread reads in one go."""
     weight, size = weight.movedim(dim, -1), weight.shape[dim]
     missing = (1 << (size - 1).bit_length()) - size
     return (F.pad(weight, (0, missing)) if missing else weight).contiguous()
 
 
-def flat(*tensors: Tensor) -> list[Tensor]:
+def contiguous(*tensors: Tensor) -> list[Tensor]:
     return [tensor.contiguous() for tensor in tensors]
 
 

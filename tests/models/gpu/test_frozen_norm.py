@@ -1,7 +1,6 @@
 """BatchNorm at fixed weights with what follows it as one step: found where it is, and equal to its layers in turn."""
 
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,9 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, compute
 from fedgist.engines import stacked
-from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
-from fedgist.models import frozen_norm, fused
+from fedgist.models.gpu import blocks, frozen_norm
 from fedgist.models.layers import (
     Conv,
     Layers,
@@ -39,6 +37,7 @@ from fedgist.synthesis.inversion import Dreamer, Objective
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = Place(torch.device("cuda"))
 EPSILON = 1e-5
+Admit = Callable[[str, bool], None]
 
 
 def block(count: int = 3, channels: int = 3, norm: str = "batch", size: int = 2) -> Layers:
@@ -72,6 +71,20 @@ def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, 
     return x
 
 
+@pytest.fixture
+def taken(admit: Admit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers the kernels take at a time, in the order in which they run."""
+    counts: list[int] = []
+
+    def block(*inputs: Any) -> frozen_norm.Outputs:
+        counts.append(inputs[-2])
+        return frozen_norm.layer_by_layer(*inputs)
+
+    monkeypatch.setattr(frozen_norm, "block", block)
+    admit("FROZEN_NORM", True)
+    return counts
+
+
 @pytest.mark.parametrize(
     ("layers", "counts"),
     [
@@ -88,12 +101,9 @@ def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, 
         ((("residual", RESIDUAL), ("relu", Relu())), [2, 1, 1]),
     ],
 )
-def test_which_layers_are_one(layers: Layers, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many layers the kernels are asked to take at a time, in the order in which they run."""
-    asked: list[int] = []
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda x, count: asked.append(count))
-    run(fused.bind_fused(layers), weights(layers), images(2, 3, 8, 8))
-    assert asked == counts
+def test_which_layers_are_one(layers: Layers, counts: list[int], taken: list[int]) -> None:
+    run(blocks.bind_blocks(layers), weights(layers), images(2, 3, 8, 8))
+    assert taken == counts
 
 
 @pytest.mark.parametrize(
@@ -105,68 +115,17 @@ def test_which_layers_are_one(layers: Layers, counts: list[int], monkeypatch: py
         ("vgg13", [2, 3] * 5),
     ],
 )
-def test_every_norm_of_a_net_is_found(name: str, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda x, count: asked.append(count))
+def test_every_norm_of_a_net_is_found(name: str, counts: list[int], taken: list[int]) -> None:
     net = models.build(name, (3, 32, 32), 4, norm="batch")
     net(net.init(Rng(0)), torch.zeros(1, 3, 32, 32))
-    assert asked == counts
-
-
-class Like(SimpleNamespace):
-    def dim(self) -> int:
-        return len(self.shape)
-
-
-def like(**other: Any) -> Any:
-    """What looks like an activation on a GPU."""
-    return Like(**{"is_cuda": True, "dtype": torch.float32, "shape": (5, 64, 8, 6)} | other)
-
-
-@pytest.mark.parametrize(
-    ("other", "serves", "pools"),
-    [
-        ({}, True, True),
-        ({"shape": (5, 64, 7, 6)}, True, False),
-        ({"shape": (5, 64, 8, 5)}, True, False),
-        ({"shape": (5, 64, 1, 1)}, True, False),
-        ({"shape": (0, 64, 8, 6)}, False, False),
-        ({"shape": (5, 64)}, False, False),
-        ({"is_cuda": False}, False, False),
-        ({"dtype": torch.float64}, False, False),
-        ({"dtype": torch.float16}, False, False),
-    ],
-)
-def test_what_the_kernels_take(
-    other: dict[str, Any], serves: bool, pools: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
-    assert [fused.serves_frozen_norm(like(**other), count) for count in (1, 2, 3)] == [serves, serves, pools]
-
-
-def test_the_kernels_serve_gradients_of_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "triton_is_there", lambda: True)
-    assert fused.serves_frozen_norm(like(), 3)
-    seen: list[bool] = []
-
-    def ask(x: Tensor) -> Tensor:
-        seen.append(fused.serves_frozen_norm(like(), 3))
-        return x.sum()
-
-    torch.func.vmap(ask)(torch.ones(2, 2))
-    torch.func.grad(ask)(torch.ones(2))
-    with torch.no_grad():
-        ask(torch.ones(2))
-    monkeypatch.setattr(fused, "triton_is_there", lambda: False)
-    ask(torch.ones(2))
-    assert seen == [False] * 4
+    assert taken == counts
 
 
 @pytest.mark.parametrize("train", [False, True])
 def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     layers, x = (*block(), ("residual", RESIDUAL)), images(5, 3, 8, 8)
     made: list[Any] = []
-    for chain in (fused.bind_fused(layers), bind_all(layers)):
+    for chain in (blocks.bind_blocks(layers), bind_all(layers)):
         tap: Tap = []
         new: Weights | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
@@ -177,7 +136,7 @@ def in_torch(
     to_out: Tensor, to_mean: Tensor, to_variance: Tensor, mean: Tensor, x: Tensor, gamma: Tensor, beta: Tensor,
     running_mean: Tensor, running_variance: Tensor, count: int, epsilon: float,
 ) -> Tensor:  # fmt: skip
-    """The formula of `frozen.backward` up to the convolution, word by word."""
+    """The formula of `frozen_conv.backward` up to the convolution, word by word."""
     each = (slice(None), None, None)
     scale = gamma[each] / (running_variance[each] + epsilon).sqrt()
     normed = (x - running_mean[each]) * scale + beta[each]
@@ -204,7 +163,7 @@ def kernels() -> None:
 
 
 @pytest.fixture
-def calls(kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(kernels: None, admit: Admit, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All blocks take the kernels; which of them are called."""
     seen: list[str] = []
 
@@ -214,7 +173,7 @@ def calls(kernels: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(frozen_norm, name, counted(name))
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda *_: True)
+    admit("FROZEN_NORM", True)
     return seen
 
 
@@ -259,12 +218,12 @@ def test_the_gradient_of_a_chain(listens: bool, calls: list[str]) -> None:
     w, x = weights(CHAIN), images(5, 3, 8, 8).requires_grad_()
     (expected,) = grad(objective(bind_all(CHAIN), w, x, listens), x)
     assert not calls
-    torch.testing.assert_close(grad(objective(fused.bind_fused(CHAIN), w, x, listens), x)[0], expected)
+    torch.testing.assert_close(grad(objective(blocks.bind_blocks(CHAIN), w, x, listens), x)[0], expected)
     assert calls == ["forward"] * 5 + ["backward"] * 5
 
 
 def test_in_train_mode_the_layers_run(calls: list[str]) -> None:
-    run(fused.bind_fused(CHAIN), weights(CHAIN), images(5, 3, 8, 8), new={})
+    run(blocks.bind_blocks(CHAIN), weights(CHAIN), images(5, 3, 8, 8), new={})
     assert not calls
 
 
@@ -274,7 +233,7 @@ def test_where_a_weight_learns_the_layers_run(name: str, calls: list[str]) -> No
     w = weights(layers)
     w[name].requires_grad_()
     found, expected = (
-        grad(objective(c, w, images(5, 3, 8, 8)), w[name]) for c in (fused.bind_fused(layers), bind_all(layers))
+        grad(objective(c, w, images(5, 3, 8, 8)), w[name]) for c in (blocks.bind_blocks(layers), bind_all(layers))
     )
     assert torch.equal(found[0], expected[0])
     assert not calls
@@ -336,22 +295,16 @@ def dreams(dreamer: Dreamer, runner: Any, clients: int = 2, rounds: int = 1) -> 
 
 @pytest.mark.parametrize("robust", [0.0, 0.1])
 @pytest.mark.parametrize(("name", "norms"), [("resnet9", 8), ("resnet18", 20)])
-def test_dreams(name: str, norms: int, robust: float, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dreams(name: str, norms: int, robust: float, calls: list[str], admit: Admit) -> None:
     """The whole objective; robust dreams differentiate inside of what is differentiated."""
     mine, place = dreamer(name, 3, side=16, width=4, robust=robust), Place(dtype=torch.float64)
     found = dreams(mine, Sequential(place))
     # of the dreams, and of the attack and of the attacked dreams
     assert calls.count("backward") == 2 * norms * (3 if robust else 1)
     calls.clear()
-    monkeypatch.setattr(fused, "serves_frozen_norm", lambda *_: False)
+    admit("FROZEN_NORM", False)
     torch.testing.assert_close(found, dreams(mine, Sequential(place)))
     assert not calls
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    with gpu_arithmetic(GPU):
-        yield
 
 
 def share_off(found: Tensor, expected: Tensor, tolerance: float) -> float:
@@ -411,13 +364,13 @@ def test_second_derivatives_on_a_gpu() -> None:
         (slope,) = grad(objective(chain, w, x), x, create_graph=True)
         return grad(slope.square().sum(), x)[0]
 
-    assert share_off(gradient(fused.bind_fused(CHAIN)), gradient(bind_all(CHAIN)), 1e-3) == 0
+    assert share_off(gradient(blocks.bind_blocks(CHAIN)), gradient(bind_all(CHAIN)), 1e-3) == 0
 
 
 @needs_gpu
 @pytest.mark.parametrize("robust", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["resnet9", "resnet18"])
-def test_dreams_on_a_gpu(name: str, robust: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dreams_on_a_gpu(name: str, robust: float, replays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines, and the stacked one's recorded graph, against the layers in float64."""
     monkeypatch.setattr(stacked, "FILLS_A_GPU", 1)  # clients run one by one, as those of larger batches do
     mine = dreamer(name, 32, side=32, width=32, robust=robust)
@@ -430,7 +383,7 @@ def test_dreams_on_a_gpu(name: str, robust: float, monkeypatch: pytest.MonkeyPat
         found.append(dreams(mine, way, rounds=rounds))
         assert seen
         seen.clear()
-    assert any(program.recorded is not None for program in runner._programs.values())
+    assert replays
     expected = dreams(mine, Sequential(Place(GPU.device, torch.float64)))
     assert not seen
     for one in found:

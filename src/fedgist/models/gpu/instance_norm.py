@@ -5,13 +5,15 @@ convolutions; as one kernel they read them once and write a quarter, and another
 convolution before them, of few channels and where no gradient is asked for, what it makes is never written at all.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.models.stacking import longer
+from fedgist.models.gpu.convolution import growth_of
+from fedgist.models.gpu.stacking import run_stacked
 
 TILE, BACKWARD_TILE = 8192, 4096
 """Pooled values of a program, over pixels and channels."""
@@ -20,11 +22,11 @@ TILE, BACKWARD_TILE = 8192, 4096
 @torch.library.custom_op("fedgist::norm_relu_pool", mutates_args=(), device_types="cuda")
 def norm_relu_pool(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
     """avg_pool2d(relu(instance_norm(x)), 2) of [clients, images, channels, height, width]."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     out = _pooled(x, x.shape[2], x.shape[3], x.shape[4], flat)
     launch = _launch(out, TILE)
-    kernels.norm_relu_pool[launch.pop("grid")](
+    instance_norm_kernels.norm_relu_pool[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), out, *out.shape[1:], *x.stride(), *out.stride(), epsilon, **launch
     )
     return out
@@ -35,13 +37,13 @@ def norm_relu_pool_backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias, where `grad` is that of the result."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     clients, images, channels = x.shape[:3]
     to_x = torch.empty_like(x)
     to_weight, to_bias = (weight.new_empty(clients, images, channels) for _ in range(2))
     launch = _launch(grad, BACKWARD_TILE)
-    kernels.norm_relu_pool_backward[launch.pop("grid")](
+    instance_norm_kernels.norm_relu_pool_backward[launch.pop("grid")](
         x, weight.contiguous(), bias.contiguous(), grad, to_x, to_weight, to_bias, *grad.shape[1:],
         *x.stride(), *grad.stride(), *to_x.stride(), epsilon, **launch,
     )  # fmt: skip
@@ -53,15 +55,15 @@ def conv_norm_relu_pool(
     x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
 ) -> Tensor:
     """The same of a convolution of stride 1 with weights [clients, channels, inputs, side, side]."""
-    from fedgist.models import kernels
+    from fedgist.models.gpu import instance_norm_kernels
 
     _, images, inputs, height, width = x.shape
     side = conv.shape[-1]
-    grows = 2 * padding - side + 1
-    out = _pooled(x, conv.shape[1], height + grows, width + grows, flat)
+    growth = growth_of(side, padding)
+    out = _pooled(x, conv.shape[1], height + growth, width + growth, flat)
     patch = max(16, 1 << (inputs * side * side - 1).bit_length())
     launch = _with_all_channels(_launch(out, TILE), x, patch)
-    kernels.conv_norm_relu_pool[launch.pop("grid")](
+    instance_norm_kernels.conv_norm_relu_pool[launch.pop("grid")](
         x, conv.contiguous(), weight.contiguous(), bias.contiguous(), out, images, inputs, height, width,
         *out.shape[2:], *x.stride(), *out.stride(), epsilon, side, padding, patch, _precision(), **launch,
     )  # fmt: skip
@@ -113,8 +115,8 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = Fals
 def _(
     x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int, epsilon: float, flat: bool = False
 ) -> Tensor:
-    grows = 2 * padding - conv.shape[-1] + 1
-    return _pooled(x, conv.shape[1], x.shape[-2] + grows, x.shape[-1] + grows, flat)
+    growth = growth_of(conv.shape[-1], padding)
+    return _pooled(x, conv.shape[1], x.shape[-2] + growth, x.shape[-1] + growth, flat)
 
 
 @norm_relu_pool_backward.register_fake
@@ -132,9 +134,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, Non
     if not torch.is_grad_enabled():
         return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None, None
     # a gradient of this gradient is asked for: torch knows how to differentiate its own layers twice
-    asked = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
-    made = layer_by_layer(asked[0], asked[1], asked[2], ctx.epsilon)
-    to_x, to_weight, to_bias = torch.autograd.grad(made, asked, grad, create_graph=True)
+    inputs = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
+    out = layer_by_layer(inputs[0], inputs[1], inputs[2], ctx.epsilon)
+    to_x, to_weight, to_bias = torch.autograd.grad(out, inputs, grad, create_graph=True)
     return to_x, to_weight, to_bias, None, None
 
 
@@ -147,14 +149,5 @@ def layer_by_layer(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> T
     return torch.stack([F.avg_pool2d(F.group_norm(x, len(w), w, b, epsilon).relu(), 2) for x, w, b in clients])
 
 
-def _stacked(op: Any) -> Any:
-    """Under vmap, clients are a longer first dimension."""
-
-    def rule(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
-        return op(*longer(info.batch_size, given, dims)).unflatten(0, (info.batch_size, -1)), 0
-
-    return rule
-
-
-norm_relu_pool.register_vmap(_stacked(norm_relu_pool))
-conv_norm_relu_pool.register_vmap(_stacked(conv_norm_relu_pool))
+norm_relu_pool.register_vmap(partial(run_stacked, norm_relu_pool))
+conv_norm_relu_pool.register_vmap(partial(run_stacked, conv_norm_relu_pool))
