@@ -11,11 +11,11 @@ from fedgist import methods
 from fedgist.core import tree
 from fedgist.core.ledger import Ledger
 from fedgist.engines import executor
-from fedgist.engines.host import SiteHost
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.remote import Lost, RemoteEngine
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
+from fedgist.federation.protocol.site_host import SiteHost
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

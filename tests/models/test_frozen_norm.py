@@ -14,10 +14,9 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, compute
-from fedgist.engines import stacked
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.engines.sequential import Sequential
-from fedgist.engines.stacked import Stacked
+from fedgist.engines.stacked import Stacked, executor
 from fedgist.models import frozen_norm, fused
 from fedgist.models.layers import (
     Conv,
@@ -419,7 +418,7 @@ def test_second_derivatives_on_a_gpu() -> None:
 @pytest.mark.parametrize("name", ["resnet9", "resnet18"])
 def test_dreams_on_a_gpu(name: str, robust: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines, and the stacked one's recorded graph, against the layers in float64."""
-    monkeypatch.setattr(stacked, "FILLS_A_GPU", 1)  # clients run one by one, as those of larger batches do
+    monkeypatch.setattr(executor, "FILLS_A_GPU", 1)  # clients run one by one, as those of larger batches do
     mine = dreamer(name, 32, side=32, width=32, robust=robust)
     seen: list[str] = []
     whole = frozen_norm.backward

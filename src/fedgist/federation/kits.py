@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.policy import Policy
+from fedgist.federation.protocol.policy import Policy
 from fedgist.options import options
 
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002
 SITE_CLASSES = ["fedgist.federation.site.ProvisionedSite", "nvflare.collab.runtime.executor.CollabExecutor"]
-SERVER_CLASSES = ["fedgist.engines.flare.FlareServer", "nvflare.collab.runtime.controller.CollabController"]
+SERVER_CLASSES = [
+    "fedgist.federation.protocol.flare_transport.FlareServer",
+    "nvflare.collab.runtime.controller.CollabController",
+]
 RIGHTS = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "none"}
 RIGHTS |= {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 """What the one who runs methods may do at a site."""

@@ -10,8 +10,6 @@ from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.engines.engine import Engine
-from fedgist.engines.envelope import Question
-from fedgist.engines.remote import Lost, Patience, RemoteEngine, Transport, introductions
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
@@ -20,6 +18,8 @@ from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
+from fedgist.federation.protocol.envelope import Question
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, Transport, introductions
 
 log = logging.getLogger("fedgist")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.flare import FlareTransport, write_job
-from fedgist.engines.remote import Patience
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress
 from fedgist.federation import kits, processes, runs
 from fedgist.federation.kits import Federation
+from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
+from fedgist.federation.protocol.remote_engine import Patience
 from fedgist.federation.site import ProvisionedSite
 
 log = logging.getLogger("fedgist")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedgist.core.tree import Tree
 from fedgist.core.work import Place, Scan, stacking
-from fedgist.engines.columns import Resident
-from fedgist.engines.grouping import Frame, Group, tensors_of
+from fedgist.engines.stacked.columns import Resident
+from fedgist.engines.stacked.grouping import Frame, Group, tensors_of
 
 Call = Callable[..., Sequence[Tensor]]
 """A function of the stacked tensors of all clients."""

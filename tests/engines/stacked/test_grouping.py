@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import Compute, Place, Pool, Scan
-from fedgist.engines import requests
-from fedgist.engines.grouping import Group
-from fedgist.engines.requests import request
+from fedgist.engines.stacked import flat_work
+from fedgist.engines.stacked.flat_work import request
+from fedgist.engines.stacked.grouping import Group
 
 HERE = Place()
 
@@ -80,13 +80,13 @@ def test_weights_that_come_again_are_recognised() -> None:
 
 def test_weights_are_forgotten_with_the_first_tensor_that_dies() -> None:
     gc.collect()
-    before = len(requests._known)
+    before = len(flat_work._known)
     w = weights()
     request(Compute(len, (w,)), HERE)
-    assert len(requests._known) == before + 1
+    assert len(flat_work._known) == before + 1
     del w["w0"]
     gc.collect()
-    assert len(requests._known) == before
+    assert len(flat_work._known) == before
 
 
 def test_scans_group_whatever_their_lengths() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.envelope import Refusal, seal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Lost
+from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.remote_engine import Lost
+from fedgist.federation.protocol.site_host import SiteHost
 
 try:
     from nvflare.collab import collab

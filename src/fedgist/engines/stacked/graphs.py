@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import CHUNK, Place
-from fedgist.engines.columns import Column
-from fedgist.engines.grouping import Group
-from fedgist.engines.programs import Call, keep_ended
+from fedgist.engines.stacked.columns import Column
+from fedgist.engines.stacked.grouping import Group
+from fedgist.engines.stacked.programs import Call, keep_ended
 
 
 class NotCapturable(Exception):

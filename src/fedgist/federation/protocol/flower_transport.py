@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.envelope import Refusal, seal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Lost
+from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.remote_engine import Lost
+from fedgist.federation.protocol.site_host import SiteHost
 
 log = logging.getLogger("fedgist")
 

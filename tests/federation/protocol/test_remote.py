@@ -19,11 +19,22 @@ from fedgist.core.message import message, tag_of, wire
 from fedgist.core.method import Method, Task
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, policy
-from fedgist.engines.envelope import Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.policy import Policy
-from fedgist.engines.remote import Lost, Patience, RemoteEngine, introductions
+from fedgist.engines import executor
+from fedgist.federation.protocol import policy
+from fedgist.federation.protocol.envelope import (
+    Introduction,
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    seal,
+    unseal,
+)
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, introductions
+from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import option
 
 

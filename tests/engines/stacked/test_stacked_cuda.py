@@ -13,9 +13,9 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool, compute, execute, gradient, scan
-from fedgist.engines.graphs import Captured
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
+from fedgist.engines.stacked.graphs import Captured
 from fedgist.learning.optimisers import SGD, Adam
 from fedgist.learning.training import Trainer
 
@@ -106,7 +106,7 @@ def test_equals_sequential(model: str, caplog: pytest.LogCaptureFixture) -> None
 
 def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph serves all of them, for scans and for calls, and there is no vmap in it."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 0)
     trainer = mlp(momentum=0.9)
     runner = Stacked(GPU)
     found, plain = (one.drive(works(trainer, (6, 6, 6))) for one in (runner, Sequential(GPU)))
@@ -180,7 +180,7 @@ def test_data_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.drive([scan(trainer.step, (w, {}), plan, pool, torch.tensor(0.1)) for pool in pools])
 
     go()
-    write = "fedgist.engines.columns.Column._fill"
+    write = "fedgist.engines.stacked.columns.Column._fill"
     monkeypatch.setattr(write, lambda self, into: loads.append(1))
     go()
     assert loads == []
@@ -219,7 +219,7 @@ def test_what_cannot_be_recorded_runs_without(caplog: pytest.LogCaptureFixture) 
 
 def test_a_stack_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client needs 1 GiB for its step and the process may have 5: eight go on by fours or fewer."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 1 << 40)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 1 << 40)
     caplog.set_level("INFO", "fedgist")
 
     def step(carry: Tensor, x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.tree import Tree
 from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan
-from fedgist.engines.columns import Column, columns
-from fedgist.engines.requests import Key, Request, Work, by_value
+from fedgist.engines.stacked.columns import Column, columns
+from fedgist.engines.stacked.flat_work import Key, Request, Work, by_value
 
 
 @dataclass(frozen=True)

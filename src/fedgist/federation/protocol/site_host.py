@@ -20,9 +20,10 @@ from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
-from fedgist.engines.audit import Audit
 from fedgist.engines.engine import SiteFailure, answer, client_rng
-from fedgist.engines.envelope import (
+from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol.audit import Audit
+from fedgist.federation.protocol.envelope import (
     Header,
     Introduction,
     Question,
@@ -34,8 +35,7 @@ from fedgist.engines.envelope import (
     seal,
     unseal,
 )
-from fedgist.engines.policy import Policy, Refused
-from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol.policy import Policy, Refused
 
 log = logging.getLogger("fedgist")
 

@@ -22,8 +22,19 @@ from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method, Task
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
-from fedgist.engines.envelope import Header, Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+from fedgist.federation.protocol.envelope import (
+    Header,
+    Introduction,
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    seal,
+    unseal,
+)
 from fedgist.options import options
 
 log = logging.getLogger("fedgist")

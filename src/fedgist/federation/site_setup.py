@@ -13,10 +13,10 @@ from fedgist.core.method import Method, Task
 from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
-from fedgist.engines.envelope import Start
-from fedgist.engines.host import SiteHost
-from fedgist.engines.policy import Policy, Refused
 from fedgist.experiments.config import model_spec
+from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import build
 
 

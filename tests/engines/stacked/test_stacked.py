@@ -15,13 +15,14 @@ from fedgist.core.method import Task
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, programs
-from fedgist.engines.columns import Column, Resident, columns
-from fedgist.engines.grouping import Group
+from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine, run_rounds
-from fedgist.engines.requests import request
 from fedgist.engines.sequential import Sequential
-from fedgist.engines.stacked import Stacked, _cut
+from fedgist.engines.stacked import Stacked, programs
+from fedgist.engines.stacked.columns import Column, Resident, columns
+from fedgist.engines.stacked.executor import _cut
+from fedgist.engines.stacked.flat_work import request
+from fedgist.engines.stacked.grouping import Group
 from fedgist.options import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -329,7 +330,7 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
             raise torch.cuda.OutOfMemoryError("no room")
         return run(call, group, *rest)
 
-    monkeypatch.setattr("fedgist.engines.stacked.run_scan", small)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.run_scan", small)
     found = Stacked(workers=1).drive([scan(Affine(0.5).step, torch.tensor(float(n)), torch.ones(2)) for n in range(10)])
     assert sizes == [10, 5, 3, 2, 5, 3, 2]
     assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
@@ -357,7 +358,7 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
         made.append(Recording(*about))
         return made[-1]
 
-    monkeypatch.setattr("fedgist.engines.stacked.capture", capture)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.capture", capture)
     runner = Stacked(workers=1)
     monkeypatch.setattr(runner, "_cuda", True)
 
@@ -371,7 +372,7 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
     go(0.5, 10, 40)
     go(1.0, 50, 10)
     assert [(one.rows, one.memory) for one in made] == [(20, 0), (30, 1), (40, 1), (50, 1)]
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 0)
     made.clear()
     assert go(2.0, 10, 30, 20) == [16.0 * n + 15 for n in (10, 30, 20)]
     assert [one.rows for one in made] == [30], "the graph for the largest serves the others"
@@ -379,7 +380,7 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
 
 def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is what one step of a client writes, not what it reads, nor what it sees of a pool."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 50)
     runner = Stacked(workers=1)
     monkeypatch.setattr(runner, "_cuda", True)
 
@@ -399,7 +400,7 @@ def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.Monkey
 
 
 def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", 1)
     for sizes in (SEVEN, tuple(2 * n for n in SEVEN)):
         tracing, plain = Stacked(workers=1), Stacked(workers=1)
         monkeypatch.setattr(plain, "_prepare", lambda group: None)
@@ -424,7 +425,7 @@ class Reader:
 @pytest.mark.parametrize(("name", "traced"), [("index", True), ("size", False)])
 def test_only_what_indexes_its_pools_is_traced(name: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace that has the size of its first clients' pools in it would be wrong for others, so it is refused."""
-    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", 1)
     runner, step = Stacked(workers=1), getattr(Reader(), name)
     pools = [Pool(x=torch.ones(3) * n) for n in (1, 2)]
     runner.drive([scan(step, torch.zeros(()), torch.zeros(2, dtype=torch.int64), pool) for pool in pools])

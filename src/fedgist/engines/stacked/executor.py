@@ -21,14 +21,14 @@ import torch
 
 from fedgist.core import tree
 from fedgist.core.work import Chunks, Compute, Place, Scan, execute, length
-from fedgist.engines.columns import Resident
-from fedgist.engines.graphs import Captured, NotCapturable, capture
-from fedgist.engines.grouping import Group
-from fedgist.engines.programs import Call, Vectorised, brief, run_compute, run_scan, traced
-from fedgist.engines.requests import Request, Work, request
 from fedgist.engines.scheduler import Role, gpu_arithmetic
+from fedgist.engines.stacked.columns import Resident
+from fedgist.engines.stacked.flat_work import Request, Work, request
+from fedgist.engines.stacked.graphs import Captured, NotCapturable, capture
+from fedgist.engines.stacked.grouping import Group
+from fedgist.engines.stacked.programs import Call, Vectorised, brief, run_compute, run_scan, traced
+from fedgist.engines.stacked.workload import numbers_written
 from fedgist.engines.threaded import cores
-from fedgist.engines.workload import numbers_written
 
 log = logging.getLogger("fedgist")
 
