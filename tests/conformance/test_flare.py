@@ -26,7 +26,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTranspo
     """A job in the simulator whose sites hold the toy data, and the folder of what they keep."""
     work = tmp_path_factory.mktemp("flare")
     transport = FlareTransport()
-    here = str(Path(__file__).parent)
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     write_job(work / "job", transport.address, ToySite, len(SITES))
     (work / "simulator" / "local").mkdir(parents=True)
     allowed = ["flare_toy_site.ToySite", f"{FlareServer.__module__}.FlareServer", CONTROLLER, EXECUTOR]
@@ -34,7 +34,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTranspo
     (work / "simulator" / "local" / "resources.json").write_text(json.dumps(policy))
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(work / "job")]
     command += ["-w", str(work / "simulator"), "-c", ",".join(SITES), "-t", str(len(SITES))]
-    environment = {**os.environ, "PYTHONPATH": here, "FEDGIST_TEST_SITES": str(work / "sites"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "FEDGIST_TEST_SITES": str(work / "sites"), "OMP_NUM_THREADS": "1"}
     with (work / "log").open("wb") as log:
         simulator = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:

@@ -1,7 +1,6 @@
 """The stacked engine equals the sequential one, stacks what is equal, and copies nothing that is shared."""
 
 import gc
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -360,7 +359,7 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
 
     monkeypatch.setattr("fedgist.engines.stacked.executor.capture", capture)
     runner = Stacked(workers=1)
-    monkeypatch.setattr(runner, "_cuda", True)
+    monkeypatch.setattr(runner, "on_gpu", True)
 
     def go(slope: float, *rows: int) -> list[float]:
         works = [scan(Affine(slope).step, torch.tensor(float(n)), torch.ones(4), Pool(x=torch.zeros(n))) for n in rows]
@@ -382,7 +381,7 @@ def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.Monkey
     """What counts is what one step of a client writes, not what it reads, nor what it sees of a pool."""
     monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 50)
     runner = Stacked(workers=1)
-    monkeypatch.setattr(runner, "_cuda", True)
+    monkeypatch.setattr(runner, "on_gpu", True)
 
     def stacks(works: list[Any]) -> int:
         return runner._parts([request(next(work.__await__()), Place()) for work in works])
@@ -453,33 +452,3 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     assert [record.getMessage() for record in caplog.records] == [
         "Trainer.step cannot be compiled: no C++ compiler here"
     ]
-
-
-def test_measured_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "fedgist")
-    runner = executor("measured")
-    engine = federation(runner, clients(*[20] * 10), steps=12)
-    engine.run_round()
-    engine.run_round()
-    ((name, way),) = runner.picked.items()  # type: ignore[attr-defined]
-    assert name.startswith("Trainer.step ")
-    assert way in ("stacked", "threaded")
-    assert len(caplog.records) == 1
-    assert f"10 clients: {way}" in caplog.text
-
-
-@pytest.mark.parametrize("way", ["stacked", "threaded"])
-def test_measured_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The name of a computation is the same in another process, so a resumed run repeats what the first one picked."""
-    caplog.set_level(logging.INFO, "fedgist")
-    first = executor("measured")
-    federation(first, clients(*[20] * 10), steps=12).run_round()
-    picked = dict.fromkeys(first.picked, way)  # type: ignore[attr-defined]
-    caplog.clear()
-    results = []
-    for runner in (executor("measured", picked=picked), executor(way)):
-        engine = federation(runner, clients(*[20] * 10), steps=12)
-        engine.run_round()
-        results.append(tree.digest(engine.state))
-    assert results[0] == results[1]
-    assert not caplog.records

@@ -7,20 +7,17 @@ recorded as a CUDA graph. On a CPU a group is cut into chunks for the worker thr
 
 import logging
 import math
-import re
 import threading
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 
 from fedgist.core import tree
-from fedgist.core.work import Chunks, Compute, Place, Scan, execute, length
+from fedgist.core.work import Compute, Place, Scan, execute, length
 from fedgist.engines.scheduler import Role, gpu_arithmetic
 from fedgist.engines.stacked.columns import Resident
 from fedgist.engines.stacked.flat_work import Request, Work, request
@@ -36,13 +33,8 @@ T = TypeVar("T")
 
 LARGEST_STACK = 16
 """Clients in a stack on a CPU: with more, each is no faster and they fall out of the caches."""
-WORTH_MEASURING = 100
-"""Steps, over all clients, from which on it pays to time both ways first."""
-MEASURED_STEPS = 2
 FILLS_A_GPU = 1 << 26
 """Numbers that a client's step writes from which on it keeps a GPU busy: stacked, its convolutions are only slower."""
-VMAP_COST = 0.003
-"""Seconds that vmap costs a step of a stack, roughly: what tracing can save."""
 PROGRAMS = 64
 """Stacked computations whose graphs are kept; the one that was used longest ago makes room."""
 SHORTEST_CAPTURE = 4
@@ -66,32 +58,17 @@ class Program:
 
 
 class Stacked:
-    """Stacks all that can be stacked or, with `measure`, what is faster so: then `picked` says what was chosen.
+    """Stacks all that can be stacked; with `compile`, each step is compiled first, which pays in long runs only."""
 
-    compile: compile each stacked step first, which takes a minute and pays in long runs.
-    picked: choices of an earlier run, to be followed again.
-    """
-
-    def __init__(
-        self,
-        place: Place = Place(),
-        workers: int | None = None,
-        *,
-        compile: bool = False,
-        measure: bool = False,
-        picked: Mapping[str, str] | None = None,
-    ):
-        self.name = "measured" if measure else "compiled" if compile else "stacked"
+    def __init__(self, place: Place = Place(), workers: int | None = None, *, compile: bool = False):
+        self.name = "compiled" if compile else "stacked"
         self.place, self.workers = place, workers or cores()
-        self._compile, self._measure = compile, measure
-        self._cuda = place.device.type == "cuda"
-        # A GPU that works for one client at a time mostly waits, so there is nothing to measure.
-        self.picked: dict[str, str] = {"all work": "stacked"} if self._cuda and measure else dict(picked or {})
+        self.on_gpu = place.device.type == "cuda"
+        self._compile = compile
         self._graph_memory: Any = None
         self._threads = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
         self._resident = Resident()
         self._lock = threading.Lock()
-        self._names: dict[Hashable, str] = {}
         self._alone: set[Hashable] = set()
         self._large: dict[Hashable, bool] = {}
         self._largest: dict[Hashable, int] = {}
@@ -141,24 +118,20 @@ class Stacked:
     def _parts(self, members: list[Request]) -> int:
         """How many stacks a group is cut into; a stack of one is a client on its own."""
         count, same = len(members), members[0].key
-        if same in self._alone or not self._stacks(members):
+        if same in self._alone or count == 1:
             return count
-        if self._cuda:
+        if self.on_gpu:
             if same not in self._large:
                 self._large[same] = numbers_written(members[0].work, self.place) >= FILLS_A_GPU
             return count if self._large[same] else math.ceil(count / self._largest.get(same, count))
-        return self._stack_count(count)
-
-    def _stack_count(self, clients: int) -> int:
-        """The stacks that the workers share, equally many each."""
-        return self.workers * math.ceil(clients / (self.workers * LARGEST_STACK))
+        return self.workers * math.ceil(count / (self.workers * LARGEST_STACK))  # equally many for each worker
 
     def _share(self, groups: Sequence[Group]) -> list[list[Any]]:
         """The results of all: by the worker threads, or one after the other on a GPU."""
         for group in groups:
             if self._together(group):
                 self._prepare(group)
-        if self._cuda:  # the largest first: where clients run alone, a graph that holds it holds the others
+        if self.on_gpu:  # the largest first: where clients run alone, a graph that holds it holds the others
             return [self._run(group) for group in reversed(groups)][::-1]
         futures = [self._threads.submit(self._run, group) for group in groups]
         try:
@@ -173,7 +146,7 @@ class Stacked:
     def _together(self, group: Group) -> bool:
         """Whether a group runs as a stack: that of one client only on a GPU, where what comes again is recorded."""
         often = self._large.get(group.key, False) or (group.is_scan and group.lengths[0] >= SHORTEST_CAPTURE)
-        return (group.size > 1 or (self._cuda and often)) and group.key not in self._alone
+        return (group.size > 1 or (self.on_gpu and often)) and group.key not in self._alone
 
     def _run(self, group: Group) -> list[Any]:
         """The results of equal requests; what cannot be stacked is done for one client after the other."""
@@ -206,7 +179,7 @@ class Stacked:
 
     def _stack(self, group: Group) -> list[Any]:
         program = self._program(group)
-        recorded = self._record(program, group) if self._cuda else None
+        recorded = self._record(program, group) if self.on_gpu else None
         if recorded is not None:
             return program.vectorised.apart(recorded.run(group), group.size)
         run = run_scan if group.is_scan else run_compute
@@ -224,16 +197,16 @@ class Stacked:
             self._programs[form] = program  # at the end, so that the first is the one used longest ago
         return program
 
-    def _prepare(self, group: Group, trace: bool = False) -> None:
+    def _prepare(self, group: Group) -> None:
         """Replace vmap by the operations it comes to, once that pays; on a GPU, which replays them, only to compile."""
         program = self._program(group)
         program.runs, program.steps = program.runs + 1, program.steps + max(group.lengths)
-        worth = trace or self._compile or (not self._cuda and program.steps >= WORTH_TRACING)
+        worth = self._compile or (not self.on_gpu and program.steps >= WORTH_TRACING)
         if program.traced or not worth or (group.size > 1 and group.identical):
             return
         program.traced = True
         try:
-            pools = Resident() if self._cuda else self._resident  # a graph has its own
+            pools = Resident() if self.on_gpu else self._resident  # a graph has its own
             program.call = traced(program.vectorised, group, self.place, pools, self._compile)
         except torch.cuda.OutOfMemoryError:
             program.traced = False  # the stack will be halved
@@ -258,49 +231,6 @@ class Stacked:
                 log.warning("%s cannot be recorded as a CUDA graph: %s", group.name, brief(error))
         return program.recorded
 
-    # What is faster
-
-    def _stacks(self, members: list[Request]) -> bool:
-        """Whether to stack this work; where that is measured, it is measured once."""
-        if len(members) == 1:
-            return False
-        if self._cuda or not self._measure:
-            return True
-        same = members[0].key
-        if same not in self._names:
-            self._names[same] = _label(members[0])
-        name = self._names[same]
-        if name not in self.picked:
-            if sum(one.steps for one in members) < WORTH_MEASURING:
-                return False
-            self.picked[name] = self._faster(members)
-        return self.picked[name] == "stacked"
-
-    def _faster(self, members: list[Request]) -> str:
-        """Time some real steps both ways, all cores busy. The work is pure, so nothing but time is lost."""
-        some = [request(_shortened(one.work), self.place) for one in members]
-        stacks = [Group(chunk) for chunk in _cut(some, self._stack_count(len(some)))[: self.workers]]
-        single = [Group([one]) for one in some[: self.workers]]
-        stacked, alone = self._time(stacks), self._time(single)
-        if stacked - VMAP_COST / stacks[0].size < alone:
-            for stack in stacks:
-                self._prepare(stack, trace=True)
-            stacked, alone = self._time(stacks), self._time(single)
-        picked = "stacked" if stacked < alone and some[0].key not in self._alone else "threaded"
-        log.info(
-            "%s of %d clients: %s (a step of a client takes %.3f ms stacked, %.3f ms alone)",
-            stacks[0].name, len(members), picked, 1e3 * stacked, 1e3 * alone,
-        )  # fmt: skip
-        return picked
-
-    def _time(self, groups: Sequence[Group]) -> float:
-        """Seconds for each step of each client; the first time is not counted, because it is slower than all others."""
-        for _ in range(2):
-            start = time.perf_counter()
-            self._share(groups)
-            seconds = time.perf_counter() - start
-        return seconds / sum(sum(group.lengths) for group in groups)
-
 
 def _cut(members: list[T], parts: int) -> list[list[T]]:
     """At most `parts` runs of almost equal length."""
@@ -309,20 +239,5 @@ def _cut(members: list[T], parts: int) -> list[list[T]]:
     return [members[a:b] for a, b in pairwise(ends) if b > a]
 
 
-def _shortened(work: Work) -> Work:
-    """The first steps of a scan."""
-    if isinstance(work, Compute):
-        return work
-    if isinstance(work.xs, Chunks):
-        return replace(work, xs=replace(work.xs, length=min(MEASURED_STEPS, work.xs.length)))
-    return replace(work, xs=tree.map(lambda x: x[:MEASURED_STEPS], work.xs))
-
-
 def _own(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _label(one: Request) -> str:
-    """A name for this computation that another process would give it too."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(one.key))
-    return f"{Group([one]).name} {blake2b(text.encode(), digest_size=4).hexdigest()}"

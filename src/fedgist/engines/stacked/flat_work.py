@@ -60,9 +60,6 @@ class Key:
     def __hash__(self) -> int:
         return self._hash
 
-    def __repr__(self) -> str:
-        return repr(self._tokens)
-
 
 class Request(NamedTuple):
     """A client's work, flattened once: equal keys mean that one stacked call can do both."""
