@@ -41,6 +41,6 @@ def test_an_empty_folder_of_a_class_keeps_the_numbers_of_the_others() -> None:
             Path("data/scans", split, name).mkdir(parents=True)
         for name in ("healthy", "malignant"):
             image.fromarray(np.zeros((4, 4), np.uint8)).save(Path("data/scans", split, name, "1.png"))
-    assert site_setup.read(Path("data/scans"))[0].labels.tolist() == [1, 2]
+    assert site_setup.read_images(Path("data/scans"))[0].labels.tolist() == [1, 2]
     with pytest.raises(FedgistError, match="label 0 never occurs"):  # a server's own data set has every class
         datasets.load("scans", "data")

@@ -21,7 +21,7 @@ class Wire:
 
     def __init__(self, folder: Path, models: dict[str, str], exchanges: int):
         settings = {id: site_setup.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
-        self.hosts = {id: site_setup.host(id, folder / id, settings[id], Policy()) for id in models}
+        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], Policy()) for id in models}
         self.left = exchanges
 
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
@@ -84,4 +84,4 @@ def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
     for dataset in ("digits", "letters"):
         federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
         for site in federation.sites:
-            assert len(site_setup.read(path / "data" / site / dataset)[0].labels) > 0
+            assert len(site_setup.read_images(path / "data" / site / dataset)[0].labels) > 0

@@ -46,7 +46,7 @@ def make_host(context: Context) -> SiteHost:
         threads=int(known["threads"]) if "threads" in known else None,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    return site_setup.host(name, folder, settings, policy.load(Path(str(known["policy"])).expanduser()))
+    return site_setup.make_host(name, folder, settings, policy.load(Path(str(known["policy"])).expanduser()))
 
 
 client_app = flower_transport.client_app(site_name, make_host)

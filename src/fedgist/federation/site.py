@@ -22,7 +22,7 @@ class ProvisionedSite(FlareSite):
 
     def make_host(self, site: str, kit: Path) -> SiteHost:
         settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
-        return site_setup.host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+        return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
 
 
 def start(kit: Path, settings: Settings, say: processes.Say) -> int:
@@ -30,7 +30,7 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     name, target = _identity(kit)
     rules = policy.load(kit / "policy.toml")
     engines.executor(settings.engine, settings.device)
-    train, test = site_setup.read(Path(settings.data))
+    train, test = site_setup.read_images(Path(settings.data))
     if settings.model:
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)

@@ -33,7 +33,7 @@ from fedgist.federation.protocol.envelope import (
     unseal,
 )
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, introductions
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, ask_introductions
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import option
 
@@ -384,7 +384,7 @@ def test_introductions(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     wire.hosts["a"] = host(tmp_path, "a", model="lenet5")
     wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
-    found = introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
+    found = ask_introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
     assert (found["a"], found["c"]) == ("lenet5", "")
     assert isinstance(found["b"], Lost) and "policy" in found["b"].why
 

@@ -19,11 +19,11 @@ import torch
 from fedgist.core import tree
 from fedgist.core.work import Compute, Place, Scan, execute, length
 from fedgist.engines.scheduler import Role, gpu_arithmetic
-from fedgist.engines.stacked.columns import Resident
-from fedgist.engines.stacked.flat_work import Request, Work, request
+from fedgist.engines.stacked.columns import PoolCache
+from fedgist.engines.stacked.flat_work import FlatWork, Work, flatten
 from fedgist.engines.stacked.graphs import Captured, NotCapturable, capture
 from fedgist.engines.stacked.grouping import Group
-from fedgist.engines.stacked.programs import Call, Vectorised, brief, run_compute, run_scan, traced
+from fedgist.engines.stacked.programs import Call, Vectorised, first_line, run_compute, run_scan, trace
 from fedgist.engines.stacked.workload import numbers_written
 from fedgist.engines.threaded import cores
 
@@ -51,8 +51,7 @@ class Program:
     call: Call
     runs: int = 0
     steps: int = 0
-    traced: bool = False
-    """Whether tracing was tried."""
+    trace_tried: bool = False
     recordable: bool = True
     recorded: Captured | None = None
 
@@ -67,11 +66,11 @@ class Stacked:
         self._compile = compile
         self._graph_memory: Any = None
         self._threads = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
-        self._resident = Resident()
+        self._pools = PoolCache()
         self._lock = threading.Lock()
-        self._alone: set[Hashable] = set()
-        self._large: dict[Hashable, bool] = {}
-        self._largest: dict[Hashable, int] = {}
+        self._unstackable: set[Hashable] = set()
+        self._large: dict[Hashable, bool] = {}  # whether a client's step fills the GPU
+        self._fitting: dict[Hashable, int] = {}  # how many clients fit on the GPU together, where not all did
         self._programs: dict[Hashable, Program] = {}
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
@@ -86,7 +85,7 @@ class Stacked:
                             works[i] = roles[i].send(outcomes.pop(i))
                         except StopIteration as stop:
                             results[i] = stop.value
-                    outcomes = self._do(works) if works else {}
+                    outcomes = self._execute(works) if works else {}
         finally:
             for role in roles:
                 role.close()
@@ -94,9 +93,9 @@ class Stacked:
 
     # Who works together
 
-    def _do(self, works: Mapping[int, Work]) -> dict[int, Any]:
-        """The results of all requests."""
-        groups: dict[Hashable, list[tuple[int, Request]]] = {}
+    def _execute(self, works: Mapping[int, Work]) -> dict[int, Any]:
+        """The results of all work."""
+        groups: dict[Hashable, list[tuple[int, FlatWork]]] = {}
         outcomes: dict[int, Any] = {}
         for i, work in works.items():
             if isinstance(work, Scan) and length(work.xs) == 0:
@@ -104,32 +103,32 @@ class Stacked:
             elif isinstance(work, Compute) and work.alone:
                 outcomes[i] = execute(work, self.place)
             else:
-                asked = request(work, self.place)
-                groups.setdefault(asked.key, []).append((i, asked))
-        chunks: list[list[tuple[int, Request]]] = []
+                flat = flatten(work, self.place)
+                groups.setdefault(flat.key, []).append((i, flat))
+        chunks: list[list[tuple[int, FlatWork]]] = []
         for members in groups.values():
             members.sort(key=lambda one: (one[1].steps, one[1].rows))  # less to wait for, less to pad
-            chunks += _cut(members, self._parts([asked for _, asked in members]))
-        results = self._share([Group([asked for _, asked in chunk]) for chunk in chunks])
+            chunks += split_evenly(members, self._count_stacks([flat for _, flat in members]))
+        results = self._run_all([Group([flat for _, flat in chunk]) for chunk in chunks])
         for chunk, result in zip(chunks, results, strict=True):
             outcomes.update(zip([i for i, _ in chunk], result, strict=True))
         return outcomes
 
-    def _parts(self, members: list[Request]) -> int:
+    def _count_stacks(self, members: list[FlatWork]) -> int:
         """How many stacks a group is cut into; a stack of one is a client on its own."""
-        count, same = len(members), members[0].key
-        if same in self._alone or count == 1:
+        count, key = len(members), members[0].key
+        if key in self._unstackable or count == 1:
             return count
         if self.on_gpu:
-            if same not in self._large:
-                self._large[same] = numbers_written(members[0].work, self.place) >= FILLS_A_GPU
-            return count if self._large[same] else math.ceil(count / self._largest.get(same, count))
+            if key not in self._large:
+                self._large[key] = numbers_written(members[0].work, self.place) >= FILLS_A_GPU
+            return count if self._large[key] else math.ceil(count / self._fitting.get(key, count))
         return self.workers * math.ceil(count / (self.workers * LARGEST_STACK))  # equally many for each worker
 
-    def _share(self, groups: Sequence[Group]) -> list[list[Any]]:
+    def _run_all(self, groups: Sequence[Group]) -> list[list[Any]]:
         """The results of all: by the worker threads, or one after the other on a GPU."""
         for group in groups:
-            if self._together(group):
+            if self._runs_as_stack(group):
                 self._prepare(group)
         if self.on_gpu:  # the largest first: where clients run alone, a graph that holds it holds the others
             return [self._run(group) for group in reversed(groups)][::-1]
@@ -143,49 +142,49 @@ class Stacked:
 
     # How it is done
 
-    def _together(self, group: Group) -> bool:
+    def _runs_as_stack(self, group: Group) -> bool:
         """Whether a group runs as a stack: that of one client only on a GPU, where what comes again is recorded."""
         often = self._large.get(group.key, False) or (group.is_scan and group.lengths[0] >= SHORTEST_CAPTURE)
-        return (group.size > 1 or (self.on_gpu and often)) and group.key not in self._alone
+        return (group.size > 1 or (self.on_gpu and often)) and group.key not in self._unstackable
 
     def _run(self, group: Group) -> list[Any]:
-        """The results of equal requests; what cannot be stacked is done for one client after the other."""
-        if not self._together(group):
-            return [execute(one.work, self.place) for one in group.requests]
+        """The results of equal work; what cannot be stacked is done for one client after the other."""
+        if not self._runs_as_stack(group):
+            return [execute(one.work, self.place) for one in group.members]
         if group.size > 1 and group.identical:
             once = execute(group.first, self.place)
-            return [once, *(tree.map(_own, once) for _ in range(1, group.size))]
+            return [once, *(tree.map(_copy_leaf, once) for _ in range(1, group.size))]
         half = math.ceil(group.size / 2)
         try:
-            return self._stack(group)
+            return self._run_stack(group)
         except torch.cuda.OutOfMemoryError:
             if group.size == 1:
                 raise
             log.info("%s: %d clients do not fit on the GPU together, going on with %d", group.name, group.size, half)
         except Exception as error:
             # An error of the work itself is raised here.
-            results = [execute(one.work, self.place) for one in group.requests]
+            results = [execute(one.work, self.place) for one in group.members]
             with self._lock:
-                if group.key not in self._alone:
-                    log.warning("%s cannot be stacked and runs client by client: %s", group.name, brief(error))
-                self._alone.add(group.key)
+                if group.key not in self._unstackable:
+                    log.warning("%s cannot be stacked and runs client by client: %s", group.name, first_line(error))
+                self._unstackable.add(group.key)
             return results
         # Outside of the handler: its traceback would keep the memory.
         for program in self._programs.values():
             program.recorded = None
         torch.cuda.empty_cache()
-        self._largest[group.key] = half
-        return self._run(Group(group.requests[:half])) + self._run(Group(group.requests[half:]))
+        self._fitting[group.key] = half
+        return self._run(Group(group.members[:half])) + self._run(Group(group.members[half:]))
 
-    def _stack(self, group: Group) -> list[Any]:
-        program = self._program(group)
+    def _run_stack(self, group: Group) -> list[Any]:
+        program = self._find_program(group)
         recorded = self._record(program, group) if self.on_gpu else None
         if recorded is not None:
-            return program.vectorised.apart(recorded.run(group), group.size)
+            return program.vectorised.split(recorded.run(group), group.size)
         run = run_scan if group.is_scan else run_compute
-        return program.vectorised.apart(run(program.call, group, self.place, self._resident), group.size)
+        return program.vectorised.split(run(program.call, group, self.place, self._pools), group.size)
 
-    def _program(self, group: Group) -> Program:
+    def _find_program(self, group: Group) -> Program:
         form = group.key, group.size, group.dims, group.ragged
         with self._lock:
             program = self._programs.pop(form, None)
@@ -199,20 +198,22 @@ class Stacked:
 
     def _prepare(self, group: Group) -> None:
         """Replace vmap by the operations it comes to, once that pays; on a GPU, which replays them, only to compile."""
-        program = self._program(group)
+        program = self._find_program(group)
         program.runs, program.steps = program.runs + 1, program.steps + max(group.lengths)
         worth = self._compile or (not self.on_gpu and program.steps >= WORTH_TRACING)
-        if program.traced or not worth or (group.size > 1 and group.identical):
+        if program.trace_tried or not worth or (group.size > 1 and group.identical):
             return
-        program.traced = True
+        program.trace_tried = True
         try:
-            pools = Resident() if self.on_gpu else self._resident  # a graph has its own
-            program.call = traced(program.vectorised, group, self.place, pools, self._compile)
+            pools = PoolCache() if self.on_gpu else self._pools  # a graph has its own
+            program.call = trace(program.vectorised, group, self.place, pools, self._compile)
         except torch.cuda.OutOfMemoryError:
-            program.traced = False  # the stack will be halved
+            program.trace_tried = False  # the stack will be halved
         except Exception as error:
             level = logging.WARNING if self._compile else logging.DEBUG
-            log.log(level, "%s cannot be %s: %s", group.name, "compiled" if self._compile else "traced", brief(error))
+            log.log(
+                level, "%s cannot be %s: %s", group.name, "compiled" if self._compile else "traced", first_line(error)
+            )
 
     def _record(self, program: Program, group: Group) -> Captured | None:
         """The program as a CUDA graph, where that pays and is possible."""
@@ -228,16 +229,16 @@ class Stacked:
                 raise
             except (RuntimeError, NotCapturable) as error:
                 program.recordable = False
-                log.warning("%s cannot be recorded as a CUDA graph: %s", group.name, brief(error))
+                log.warning("%s cannot be recorded as a CUDA graph: %s", group.name, first_line(error))
         return program.recorded
 
 
-def _cut(members: list[T], parts: int) -> list[list[T]]:
+def split_evenly(members: list[T], parts: int) -> list[list[T]]:
     """At most `parts` runs of almost equal length."""
     size, more = divmod(len(members), parts)
     ends = [size * i + min(i, more) for i in range(parts + 1)]
     return [members[a:b] for a, b in pairwise(ends) if b > a]
 
 
-def _own(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
