@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist import engines, methods, models
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.data import datasets, partitions
 from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import Dataset
@@ -204,7 +204,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--seeds", type=int, default=3, help="test runs of each method")
     parser.add_argument("--tuning-seeds", type=int, default=3, help="validation runs of each candidate")
-    parser.add_argument("--engine", default="measured")
+    parser.add_argument("--engine", default="stacked")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--together", type=int, default=12, help="runs driven together")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/baselines_mnist.json"))

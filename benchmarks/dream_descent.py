@@ -15,13 +15,13 @@ import torch
 
 from fedgist.core import tree
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.core.work import scan
 from fedgist.engines import executor
 from fedgist.experiments import config as configs
 from fedgist.experiments.inputs import from_dataset
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
-from fedgist.models.layers import Tap
 from fedgist.synthesis.dream_optimisers import DistAdam, DreamOptimiser, FedAdam, FedAvg
 from fedgist.synthesis.dream_spaces import FreeDreams
 from fedgist.synthesis.inversion import Dreamer, DreamOptions, entropy, statistics_gap

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedgist import methods, models
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.core.work import scan
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.learning.training import trainer
+from fedgist.families.local_training import trainer
 from fedgist.options import build
 
 SHAPE, CLASSES = (1, 28, 28), 10
@@ -149,7 +149,7 @@ def compare(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     ways |= {engine: Engine(engine, name, sites, settings) for engine in settings.engines}
     found: dict[str, Any] = {}
     for part in settings.parts:
-        # The first time is not counted: it compiles, records, measures. The usual loop warms up with two clients.
+        # The first time is not counted: it compiles and records. The usual loop warms up with two clients.
         first = {way: timed(getattr(runner, part), settings.device, 2) for way, runner in ways.items()}
         turns: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(settings.repeats):
@@ -165,7 +165,6 @@ def compare(name: str, settings: argparse.Namespace) -> dict[str, Any]:
             }
             for way, spent in turns.items()
         }
-    found["picked"] = {way: runner.executor.picked for way, runner in ways.items() if way == "measured"}.get("measured")
     return found
 
 
@@ -177,8 +176,6 @@ def show(name: str, found: dict[str, Any], parts: list[str]) -> None:
             f"{way:<15}"
             + "".join(f"{c['ms']:>9.1f} ms{c['times_faster']:>9.2f}×{c['first_ms']:>9.0f} ms" for c in cells)
         )
-    if found["picked"]:
-        print("picked:", found["picked"])
 
 
 def main() -> None:
@@ -199,12 +196,8 @@ def main() -> None:
     settings = parser.parse_args()
     cuda = settings.device == "cuda"
     settings.models = settings.models or (["mlp", "lenet5", "convnet"] if cuda else ["mlp", "lenet5"])
-    default = (
-        ["sequential", "stacked", "stacked+tf32", "compiled+tf32"]
-        if cuda
-        else ["sequential", "threaded", "stacked", "measured"]
-    )
-    settings.engines = settings.engines or default
+    default = ["stacked", "stacked+tf32", "compiled+tf32"] if cuda else ["threaded", "stacked"]
+    settings.engines = settings.engines or ["sequential", *default]
     torch.manual_seed(0)  # the usual loop draws from the global generator
     report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),

@@ -19,7 +19,8 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool, scan
-from fedgist.engines import scheduler, stacked
+from fedgist.engines import scheduler
+from fedgist.engines.stacked import Stacked, executor
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
 
@@ -47,8 +48,8 @@ def main() -> None:
         net = models.build(name, SHAPE, CLASSES, width=options.width)
         trainer, w = Trainer(net, SGD(momentum=0.9)), place.put(net.init(rng("w", name)))
         for order, arithmetic in (("fixed", scheduler.gpu_arithmetic), ("any", in_any_order)):
-            with mock.patch.object(stacked, "gpu_arithmetic", arithmetic):
-                runner, ends, seconds = stacked.Stacked(place), [], 0.0
+            with mock.patch.object(executor, "gpu_arithmetic", arithmetic):
+                runner, ends, seconds = Stacked(place), [], 0.0
                 for _ in range(3):
                     began = wait(place)
                     ((end, _),) = runner.drive(

@@ -1,7 +1,7 @@
 """Whether a change of the code left every byte where it was: runs of a few methods, before and after it.
 
     python benchmarks/same_bits.py --out before.json      # before the change
-    python benchmarks/same_bits.py --against before.json  # after it, on the same machine: exit 1 where something differs
+    python benchmarks/same_bits.py --against before.json  # after it, on the same machine: exit 1 if one differs
 
 A run goes through the command line with the method's toy profile, on one thread, one client after the other. Compared
 are the ledger (every message with its type and its bytes) and the digest of all states after the last round. Rounding
@@ -24,7 +24,9 @@ def bits(method: str, folder: Path) -> dict[str, str]:
     """The digests of one run."""
     command = [sys.executable, "-m", "fedgist", "run", method, "--profile", "toy", "--seed", "0", "--quiet"]
     where = ["--engine", "sequential", "--device", "cpu", "--out", str(folder / method)]
-    subprocess.run([*command, *where], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [*command, *where], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     rows = (folder / method / "ledger.csv").read_text("utf-8").splitlines()
     ledger = "\n".join(row.partition(",")[2] for row in rows)  # without the run's name
     result = json.loads((folder / method / "result.json").read_text("utf-8"))

@@ -21,7 +21,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import runner
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import from_dataset
-from fedgist.learning.training import trainer
+from fedgist.families.local_training import trainer
 from fedgist.synthesis import encoding
 
 SETTINGS = {"method": "tofu", "dataset": "mnist5k", "partition": "iid", "clients": 4, "model": "mlp:hidden=64"}

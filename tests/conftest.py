@@ -17,8 +17,8 @@ from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.remote import RemoteEngine, Transport
 from fedgist.experiments.inputs import Inputs
+from fedgist.federation.protocol.remote_engine import RemoteEngine, Transport
 
 # The nets in the tests are so small that a second intra-op thread only costs time.
 torch.set_num_threads(1)

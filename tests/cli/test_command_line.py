@@ -123,7 +123,7 @@ def test_recorded_messages_are_kept():
         (["run", "fedavg", "--partition", "idd"], "unknown partition 'idd'; did you mean 'iid'?"),
         (
             ["run", "fedavg", "--engine", "gpu"],
-            "unknown engine 'gpu'; known: auto, compiled, measured, sequential, stacked, threaded",
+            "unknown engine 'gpu'; known: auto, compiled, sequential, stacked, threaded",
         ),
         (["run", "fedavg", "--device", "tpu9"], "device must be auto, cpu, cuda or cuda:N, not 'tpu9'"),
         (["run", "fedavg", "--alpha", "-1"], "alpha must be greater than 0, not -1.0"),

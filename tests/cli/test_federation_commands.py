@@ -58,7 +58,7 @@ def test_a_kit_lets_nobody_bring_code_or_read_logs(federation: Path) -> None:
 
 
 def test_the_policy_in_a_kit_allows_everything_and_explains_itself(federation: Path) -> None:
-    from fedgist.engines import policy
+    from fedgist.federation.protocol import policy
 
     path = federation / "sites" / "north" / "policy.toml"
     assert policy.load(path) == policy.Policy()

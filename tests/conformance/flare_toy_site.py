@@ -7,11 +7,11 @@ from typing import Any
 
 from fedgist import methods
 from fedgist.engines import executor
-from fedgist.engines.envelope import Start
-from fedgist.engines.flare import FlareSite
-from fedgist.engines.host import SiteHost
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.site_host import SiteHost
 
 
 @cache

@@ -10,31 +10,31 @@ from pathlib import Path
 import pytest
 
 from fedgist import methods
-from fedgist.engines.remote import RemoteEngine
+from fedgist.federation.protocol.remote_engine import RemoteEngine
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from flare_toy_site import ToySite, toy  # it lies beside this file, where the simulator's processes look for it too
 
-from fedgist.engines import flare
+from fedgist.federation.protocol.flare_transport import CONTROLLER, EXECUTOR, FlareServer, FlareTransport, write_job
 
 SITES = ("0", "1", "2")
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[flare.FlareTransport, Path]]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTransport, Path]]:
     """A job in the simulator whose sites hold the toy data, and the folder of what they keep."""
     work = tmp_path_factory.mktemp("flare")
-    transport = flare.FlareTransport()
-    here = str(Path(__file__).parent)
-    flare.write_job(work / "job", transport.address, ToySite, len(SITES))
+    transport = FlareTransport()
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    write_job(work / "job", transport.address, ToySite, len(SITES))
     (work / "simulator" / "local").mkdir(parents=True)
-    allowed = ["flare_toy_site.ToySite", "fedgist.engines.flare.FlareServer", flare.CONTROLLER, flare.EXECUTOR]
+    allowed = ["flare_toy_site.ToySite", f"{FlareServer.__module__}.FlareServer", CONTROLLER, EXECUTOR]
     policy = {"format_version": 2, "class_allow_list": allowed}
     (work / "simulator" / "local" / "resources.json").write_text(json.dumps(policy))
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(work / "job")]
     command += ["-w", str(work / "simulator"), "-c", ",".join(SITES), "-t", str(len(SITES))]
-    environment = {**os.environ, "PYTHONPATH": here, "FEDGIST_TEST_SITES": str(work / "sites"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": paths, "FEDGIST_TEST_SITES": str(work / "sites"), "OMP_NUM_THREADS": "1"}
     with (work / "log").open("wb") as log:
         simulator = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -49,7 +49,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[flare.FlareT
 
 @pytest.mark.parametrize("method", methods.registry())
 def test_the_simulator_gives_the_same(
-    method: str, job: tuple[flare.FlareTransport, Path], same_as_in_one_process: Callable[..., RemoteEngine]
+    method: str, job: tuple[FlareTransport, Path], same_as_in_one_process: Callable[..., RemoteEngine]
 ) -> None:
     transport, folder = job
     assert transport.sites == SITES

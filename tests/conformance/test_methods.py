@@ -26,7 +26,7 @@ from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
-from fedgist.learning.training import LocalOptions
+from fedgist.families.local_training import LocalOptions
 
 EPS = torch.finfo(torch.float32).eps
 DEVICE = os.environ.get("FEDGIST_TEST_DEVICE", "cpu")  # `cuda` runs the suite on a GPU

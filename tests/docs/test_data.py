@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets
-from fedgist.federation import hosting
+from fedgist.federation import site_setup
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
 
@@ -41,6 +41,6 @@ def test_an_empty_folder_of_a_class_keeps_the_numbers_of_the_others() -> None:
             Path("data/scans", split, name).mkdir(parents=True)
         for name in ("healthy", "malignant"):
             image.fromarray(np.zeros((4, 4), np.uint8)).save(Path("data/scans", split, name, "1.png"))
-    assert hosting.read(Path("data/scans"))[0].labels.tolist() == [1, 2]
+    assert site_setup.read_images(Path("data/scans"))[0].labels.tolist() == [1, 2]
     with pytest.raises(FedgistError, match="label 0 never occurs"):  # a server's own data set has every class
         datasets.load("scans", "data")

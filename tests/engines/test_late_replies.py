@@ -9,8 +9,8 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, message, wire
+from fedgist.core.method import Method, handler
 from fedgist.core.task import Task
-from fedgist.core.method import Method
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
@@ -57,6 +57,7 @@ class Remembering(Method):
         page = [(id, answers[id].seen, answers.late.get(id, fed.round)) for id in answers]
         return {"diary": [*state["diary"], page]}
 
+    @handler
     async def answer(self, me: Site, msg: Ask) -> Times:
         me.state["asked"] += 1
         return Times(me.state["asked"], me.state["asked"], 1)

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
+from fedgist.core.method import Method, handler
+from fedgist.core.rng import Rng
 from fedgist.core.task import Task
-from fedgist.core.method import Method
 from fedgist.data.client_data import ClientData
 from fedgist.engines import EXECUTORS, executor
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
@@ -63,6 +64,7 @@ class Counting(Method):
         seen = sum(answers[id].seen for id in answers)
         return {"total": answers.sum.total / answers.sum.count, "answered": len(answers), "seen": seen}
 
+    @handler
     async def pong(self, me: Site, msg: Ping) -> Pong:
         me.state["asked"] += 1
         if self.config.act == "mutate":
@@ -177,6 +179,7 @@ class Hoarding(Method):
         await fed.ask(fed.ids, Again(), Held)
         return {"total": first.sum.total, "seen": seen}
 
+    @handler
     async def again(self, me: Site, msg: Again) -> Held:
         me.state["held"].add_(1)
         return Held(me.state["held"], me.state["held"])
@@ -230,7 +233,7 @@ def test_offline_clients_are_drawn_by_name() -> None:
 
 
 def test_a_sample_is_within_its_bounds() -> None:
-    federation = counting(clients=10)._federation("server", [str(i) for i in range(10)])
+    federation = Federation("server", tuple(str(i) for i in range(10)), 1, Rng(0), {}, [])
     assert len(federation.sample(3)) == 3
     assert len(federation.sample(0.25)) == 2
     assert federation.sample(None) == list(federation.ids)
@@ -264,12 +267,14 @@ def test_two_peers_may_not_change_one_site() -> None:
 
 
 def test_a_node_reaches_only_its_neighbours() -> None:
-    federation = counting(topology={"0": ["1"], "1": ["0"]}, clients=2)
-    stranger = federation._federation("0", ("0", "1", "7"))
-    role = federation.method.round(federation.states["0"], stranger)
-    with pytest.raises(ValueError, match=r"0 asked \['7'\], which it cannot reach"):
-        federation.deliver(role.send(None))
-    role.close()
+    federation = counting(topology={"0": ["1"], "1": ["0"], "2": []}, clients=3)
+
+    async def round(state: Any, fed: Federation) -> Any:
+        return await fed.ask(["2"], Ping(torch.ones(2)), Pong)
+
+    federation.method.round = round  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"0 asked \['2'\], which it cannot reach"):
+        federation.run_round()
 
 
 def test_several_federations_together_are_the_same_as_alone() -> None:
@@ -334,8 +339,10 @@ def test_two_handlers_for_one_request_are_refused() -> None:
     with pytest.raises(TypeError, match="two handlers"):
 
         class Twice(Method):
+            @handler
             async def one(self, me: Site, msg: Ping) -> Pong:
                 raise AssertionError
 
+            @handler
             async def two(self, me: Site, msg: Ping) -> Done:
                 raise AssertionError

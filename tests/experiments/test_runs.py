@@ -1,6 +1,5 @@
 """Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
 
-import dataclasses
 import json
 import statistics
 
@@ -14,7 +13,6 @@ from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.data import datasets
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.stacked import Stacked
 from fedgist.experiments import config as configs
 from fedgist.experiments import folder as folders
 from fedgist.experiments import runner
@@ -305,18 +303,6 @@ def test_a_gpu_with_too_high_a_number(device, monkeypatch):
     assert runner.prepare(config_of(device="cuda:1")).device == "cuda:1"
 
 
-def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypatch):
-    config = config_of(engine="measured", clients=10, steps=12)
-    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "stacked")
-    runner.run(dataclasses.replace(config, rounds=2), tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    folder = RunFolder(tmp_path / "run")
-    folder.config.write_text(configs.dump(runner.prepare(config)))
-    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "threaded")
-    runner.run(config, tmp_path / "run", resume=True)
-    assert set(json.loads(folder.result.read_text())["picked"].values()) == {"stacked"}
-
-
 @pytest.mark.parametrize(
     ("values", "engine"),
     [
@@ -324,7 +310,7 @@ def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypa
         ({"model": "lenet5"}, "threaded"),
         ({"architectures": "mlp,cnn"}, "stacked"),
         ({"architectures": "mlp,lenet5"}, "threaded"),
-        ({"engine": "measured"}, "measured"),
+        ({"engine": "sequential"}, "sequential"),
     ],
 )
 def test_the_automatic_engine_fits_the_model(values, engine):

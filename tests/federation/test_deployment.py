@@ -251,17 +251,17 @@ def test_code_does_not_travel(deployed: Deployment) -> None:
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    from fedgist.engines import flare
     from fedgist.federation import kits
+    from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
     from fedgist.federation.site import ProvisionedSite
 
     session = new_secure_session(kits.ADMIN, str(deployed.fed / "admin"), timeout=10.0)
 
     def outcome(job: str, change: Callable[[Path], None]) -> tuple[bool, str]:
         """Whether the job began, and how it ended."""
-        with contextlib.closing(flare.FlareTransport()) as transport:
+        with contextlib.closing(FlareTransport()) as transport:
             folder = deployed.folder / job
-            flare.write_job(folder, transport.address, ProvisionedSite, 3)
+            write_job(folder, transport.address, ProvisionedSite, 3)
             change(folder / "app")
             id = session.submit_job(str(folder))
             until = time.monotonic() + 90

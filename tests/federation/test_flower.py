@@ -16,15 +16,15 @@ from fedgist import methods
 from fedgist.cli import app as command_line
 from fedgist.core.errors import FedgistError
 from fedgist.engines import executor
-from fedgist.engines.envelope import Question, Refusal, seal, unseal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Lost, RemoteEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import from_dataset
+from fedgist.federation.protocol.envelope import Question, Refusal, seal, unseal
+from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
+from fedgist.federation.protocol.site_host import SiteHost
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedgist[flower]'")
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.cli.config_utils import load_and_validate
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict
@@ -34,8 +34,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedgist.engines import flower
 from fedgist.federation import flower as ends
+from fedgist.federation.protocol.flower_transport import FlowerTransport, client_app
 
 RUN, SERVER_NODE = 7, 1
 
@@ -124,7 +124,7 @@ def test_flower_gives_the_same(
         return SiteHost(id, tmp_path / id, lambda start: (built, inputs.sites[id]), executor("sequential"))
 
     nodes = {90 + number: {"site-name": id} for number, id in enumerate(inputs.sites)}
-    transport = flower.FlowerTransport(InProcess(flower.client_app(name_of, make_host), nodes), poll=0)
+    transport = FlowerTransport(InProcess(client_app(name_of, make_host), nodes), poll=0)
     assert transport.find(inputs.sites, 10) == set()
     far = same_as_in_one_process(built, transport, inputs, tmp_path)
     assert (method in ("repshare", "scaffold")) == bool(far.versions)  # whose clients have states
@@ -139,7 +139,7 @@ def echo(nodes: dict[int, dict[str, Any]]) -> InProcess:
     def make_host(context: Context) -> SiteHost:
         raise ValueError("patient 4711")
 
-    return InProcess(flower.client_app(name_of, make_host), nodes)
+    return InProcess(client_app(name_of, make_host), nodes)
 
 
 def named(*names: str) -> dict[int, dict[str, Any]]:
@@ -148,7 +148,7 @@ def named(*names: str) -> dict[int, dict[str, Any]]:
 
 def test_sites_are_found_by_name_and_strangers_are_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     grid = echo(named("b", "", "a", "z"))
-    transport = flower.FlowerTransport(grid, poll=0)
+    transport = FlowerTransport(grid, poll=0)
     assert transport.find(["a", "b", "c"], 0.1) == {"c"}
     assert transport.nodes == {"b": 10, "a": 12}
     assert "node 11 is not asked: its node config has no site-name" in caplog.text
@@ -162,14 +162,14 @@ def test_sites_are_found_by_name_and_strangers_are_not_asked(caplog: pytest.LogC
 
 def test_two_nodes_with_one_name_are_an_error() -> None:
     with pytest.raises(FedgistError, match="two nodes are a: give each a name of its own"):
-        flower.FlowerTransport(echo(named("a", "a")), poll=0).find(["a", "b"], 1)
+        FlowerTransport(echo(named("a", "a")), poll=0).find(["a", "b"], 1)
 
 
-def registered(grid: InProcess, **names: str) -> flower.FlowerTransport:
+def registered(grid: InProcess, **names: str) -> FlowerTransport:
     """A transport on whose SuperLink nodes were registered under names: n10="a" is node 10 as a."""
     known = {int(node[1:]): name for node, name in names.items()}
     grid.get_nodes = lambda: [NodeInfo(node_id=node, name=known.get(node, "")) for node in grid.nodes]  # type: ignore[method-assign]
-    return flower.FlowerTransport(grid, poll=0)
+    return FlowerTransport(grid, poll=0)
 
 
 def test_a_registered_name_is_taken_before_what_a_node_says(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,12 +195,12 @@ def test_a_site_that_comes_late_is_waited_for() -> None:
         return list(grid.nodes)
 
     grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
-    assert flower.FlowerTransport(grid, poll=0).find(["a", "b"], 10) == set()
+    assert FlowerTransport(grid, poll=0).find(["a", "b"], 10) == set()
 
 
 def test_who_does_not_answer_is_named_with_the_reason() -> None:
     grid = echo(named("here", "silent", "failing", "left"))
-    transport = flower.FlowerTransport(grid, poll=0)
+    transport = FlowerTransport(grid, poll=0)
     assert transport.find(["here", "silent", "failing", "left"], 10) == set()
     grid.silent, grid.failing, grid.unreachable = {11}, {12}, {13}
     found = transport.exchange(dict.fromkeys(transport.nodes, b""), 0.1, 4)
@@ -215,14 +215,14 @@ def test_who_does_not_answer_is_named_with_the_reason() -> None:
 def test_enough_answers_end_an_exchange() -> None:
     """Who was not waited for is not lost; time is not used up."""
     grid = echo(named("a", "b", "c"))
-    transport = flower.FlowerTransport(grid, poll=0)
+    transport = FlowerTransport(grid, poll=0)
     transport.find("abc", 10)
     grid.silent = {11}
     assert set(transport.exchange(dict.fromkeys("abc", b""), 600, 2)) == {"a", "c"}
 
 
 def test_what_goes_wrong_at_a_site_stays_there(caplog: pytest.LogCaptureFixture) -> None:
-    transport = flower.FlowerTransport(echo(named("a")), poll=0)
+    transport = FlowerTransport(echo(named("a")), poll=0)
     transport.find("a", 10)
     reply = transport.exchange({"a": seal(Question("fedavg", [1, 8, 8], 10))}, 10, 1)["a"]
     assert isinstance(reply, bytes) and b"4711" not in reply
@@ -232,9 +232,11 @@ def test_what_goes_wrong_at_a_site_stays_there(caplog: pytest.LogCaptureFixture)
 
 def test_a_reply_without_an_envelope_is_none() -> None:
     app = ClientApp()
-    app.query("who")(lambda message, context: Message(flower._content(site="a"), reply_to=message))
+    app.query("who")(
+        lambda message, context: Message(RecordDict({"fedgist": ConfigRecord({"site": "a"})}), reply_to=message)
+    )
     app.query("answer")(lambda message, context: Message(RecordDict(), reply_to=message))
-    transport = flower.FlowerTransport(InProcess(app, named("a")), poll=0)
+    transport = FlowerTransport(InProcess(app, named("a")), poll=0)
     transport.find("a", 10)
     assert transport.exchange({"a": b"x"}, 10, 1) == {"a": b""}
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from fedgist.data import datasets
-from fedgist.engines.policy import Policy
-from fedgist.engines.remote import Lost, Patience
 from fedgist.experiments.config import load, resolve
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Silent
-from fedgist.federation import hosting, runs, sim
+from fedgist.federation import runs, sim, site_setup
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, Patience
 
 
 class Wire:
     """Sites with their models, of which the others are away; after so many exchanges the server is gone."""
 
     def __init__(self, folder: Path, models: dict[str, str], exchanges: int):
-        settings = {id: hosting.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
-        self.hosts = {id: hosting.host(id, folder / id, settings[id], Policy()) for id in models}
+        settings = {id: site_setup.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
+        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], Policy()) for id in models}
         self.left = exchanges
 
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
@@ -84,4 +84,4 @@ def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
     for dataset in ("digits", "letters"):
         federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
         for site in federation.sites:
-            assert len(hosting.read(path / "data" / site / dataset)[0].labels) > 0
+            assert len(site_setup.read_images(path / "data" / site / dataset)[0].labels) > 0

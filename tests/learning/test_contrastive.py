@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedgist import models
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.work import Pool, gradient
 from fedgist.learning.contrastive import (
@@ -23,7 +24,7 @@ from fedgist.learning.contrastive import (
     log_agreement,
 )
 from fedgist.learning.training import cross_entropy
-from fedgist.models import Model, Output, Weights
+from fedgist.models import Model, Output
 
 CLASSES, FEATURES, BATCH, MANY = 4, 5, 6, 3
 
@@ -52,7 +53,7 @@ def batch(model: Model) -> dict[str, Any]:
 
 
 def loss(
-    model: Model, batch: dict[str, Any], reduction: str, kd: float, disc: float, w: Weights | None = None
+    model: Model, batch: dict[str, Any], reduction: str, kd: float, disc: float, w: Params | None = None
 ) -> Tensor:
     w = batch["w"] if w is None else w
     weights = torch.tensor(kd, dtype=torch.float64), torch.tensor(disc, dtype=torch.float64)
@@ -118,7 +119,7 @@ def test_teachers_gradient_reaches_the_classifier(model: Model, batch: dict[str,
     """τ_u judges both s and t, so the discriminator alone moves it even where the student's features are fixed."""
     students = torch.tensor([[4.0, 0, 0, 0]], dtype=torch.float64)  # constant: the gradient comes through the teachers
 
-    def objective(w: Weights) -> tuple[Tensor, None]:
+    def objective(w: Params) -> tuple[Tensor, None]:
         teachers = model.head(w, batch["lesson"]["observations"][0])[None]
         return discriminator(students, torch.tensor([0]), teachers, torch.ones(CLASSES)).sum(), None
 

@@ -8,8 +8,8 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Scan, execute
-from fedgist.learning.knowledge import Distiller
-from fedgist.learning.moves import draw, moved
+from fedgist.learning.distillation import Distiller
+from fedgist.learning.moves import draw_moves, move
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
 
@@ -62,9 +62,9 @@ def test_a_step_goes_down_the_loss() -> None:
 
 def test_own_images_are_moved_and_shared_inputs_are_not() -> None:
     w, taught, own = tree.map(lambda t: t.double(), MODEL.init(Rng(1))), pool(2), pool(3)
-    moves = draw((N,), 1, True, Rng(4))
+    moves = draw_moves((N,), 1, True, Rng(4))
     batches = {"own": {**BATCH, "moves": moves}, "taught": BATCH}, {"own": BATCH, "taught": BATCH}
-    pools = own, own | {"x": moved(own["x"], moves)}
+    pools = own, own | {"x": move(own["x"], moves)}
     with torch.no_grad():
         first, second = (
             LEARNER.step_with_own((w, LEARNER.init(w)), batch, taught, torch.tensor(0.05), mine)

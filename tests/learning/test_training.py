@@ -12,12 +12,13 @@ from fedgist import models
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
 from fedgist.core.rng import Rng
+from fedgist.core.task import Output
 from fedgist.core.work import Place
 from fedgist.data.client_data import ClientData
 from fedgist.engines.scheduler import drive_one
-from fedgist.learning.moves import moved
-from fedgist.learning.training import LocalOptions, clip, cross_entropy, train, trainer
-from fedgist.models.model import Output
+from fedgist.families.local_training import LocalOptions, train, trainer
+from fedgist.learning.moves import move
+from fedgist.learning.training import clip, cross_entropy
 
 MODEL = models.build("mlp", (1, 4, 4), 3, hidden=(5,))
 PLACE = Place(dtype=torch.float64)
@@ -68,7 +69,7 @@ def test_moved_images_are_a_plain_torch_loop() -> None:
     for index, mask, moves in zip(plan["index"], plan["mask"], plan["moves"], strict=True):
         kept = mask.bool()
         optimizer.zero_grad()
-        x = moved(me.data.x[index[kept]], moves[kept])
+        x = move(me.data.x[index[kept]], moves[kept])
         F.cross_entropy(MODEL(reference, x).logits, me.data.y[index[kept]]).backward()
         optimizer.step()
     trained = run(options, me, w)

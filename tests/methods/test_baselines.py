@@ -12,8 +12,8 @@ from torch import Tensor
 from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.core.work import gradient
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedgist.synthesis.dream_traffic import dream_traffic
 from torch import Tensor
 
 from fedgist import methods
@@ -25,7 +26,6 @@ from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.methods.codream import DreamAlone, ShowModel
-from fedgist.synthesis.dream_traffic import dream_traffic
 from fedgist.synthesis.inversion import Objective
 
 ENGINE = ("ledger", "offline")

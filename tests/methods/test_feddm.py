@@ -16,18 +16,19 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.core.work import gradient
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.runner import run
+from fedgist.families.surrogate import Images
 from fedgist.options import build
 from fedgist.synthesis import surrogate
 from fedgist.synthesis.pixels import dequantise, quantise
-from fedgist.synthesis.surrogate import Images, project
+from fedgist.synthesis.trust_region import project
 
 SHAPE, CLASSES = (1, 8, 8), 4
 QUICK = {"ipc": 2, "min_class": 3, "server_epochs": 2, "server_batch": 4}

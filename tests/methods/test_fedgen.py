@@ -10,9 +10,9 @@ from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.method import who_sees_what
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import load
 from fedgist.engines import executor

@@ -19,8 +19,8 @@ from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.core.work import Place, stacked
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor

@@ -22,15 +22,14 @@ from torch import Tensor
 from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Model, Output, Task
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.learning.local_updates import effective_steps
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.server_optimisers import ServerAdagrad, ServerAdam, ServerYogi
-from fedgist.models.model import Model, Output
 from fedgist.options import build
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")

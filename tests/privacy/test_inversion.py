@@ -8,7 +8,7 @@ from torch import nn
 from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
-from fedgist.learning.training import LocalOptions, trainer
+from fedgist.families.local_training import LocalOptions, trainer
 from fedgist.models import from_module
 from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack, Training, cosine, recover_labels, total_variation

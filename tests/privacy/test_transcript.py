@@ -10,14 +10,14 @@ from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.options import build
 from fedgist.privacy.transcript import Transcript, update_of
-from fedgist.synthesis.encoding import moved
+from fedgist.synthesis.encoded_updates import apply_update
 
 SHAPE, CLASSES = (1, 8, 8), 4
 QUICK: dict[str, Any] = {"steps": 2, "batch": 4, "lr": 0.1}
@@ -63,7 +63,7 @@ def test_tofu_update_is_what_the_receiver_applied(tmp_path: Path) -> None:
     for round in (1, 2, 3):
         engine.run_round()
         seen = update_of(transcript, "0", round)
-        after = moved(engine.method.model, seen.before, seen.update, torch.zeros(0))
+        after = apply_update(engine.method.model, seen.before, seen.update, torch.zeros(0))
         assert tree.digest(after) == tree.digest(engine.state["w"])
         assert tree.norm(seen.update) > 1e-3
         assert seen.proxy is not None and seen.proxy.shape == (2, *SHAPE)

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
-from fedgist.models.layers import NormStatistics, bind_all
+from fedgist.core.task import NormStatistics
+from fedgist.models.layers import bind_all
 from fedgist.synthesis.dream_spaces import FreeDreams, GeneratedDreams
 from fedgist.synthesis.inversion import (
     Dreamer,

@@ -1,7 +1,7 @@
-"""Engines: who runs the coroutines of a method, and how its work is done."""
+"""Engines: who runs the coroutines of a method here, and how its work is done; may touch methods and below."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import torch
 
@@ -13,7 +13,7 @@ from fedgist.engines.stacked import Stacked
 from fedgist.engines.threaded import Threaded
 
 EXECUTORS = {"sequential": Sequential, "threaded": Threaded, "stacked": Stacked}
-NAMES = (*EXECUTORS, "compiled", "measured")
+NAMES = (*EXECUTORS, "compiled")
 DEVICE = re.compile("cpu|cuda(?::(0|[1-9][0-9]*))?")  # torch.device knows many more, and takes cuda:256 for cuda:0
 
 
@@ -33,23 +33,20 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def executor(
-    name: str,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    picked: Mapping[str, str] | None = None,
-    tf32: bool = False,
-) -> Executor:
-    """The executor of that name; `compiled` is `stacked` with compiled steps.
+def check_name(name: str, known: Collection[str] = NAMES) -> None:
+    """Whether there is such an engine."""
+    if name == "measured":  # configurations from before it was removed name it
+        raise FedgistError(
+            "there is no engine measured any more: use auto, or stacked or threaded, which it chose from"
+        )
+    if name not in known:
+        raise unknown("engine", name, known)
 
-    `measured` stacks on a GPU; on a CPU it times for each computation whether stacks or single clients are faster, or
-    follows what an earlier run `picked`.
-    """
-    if name not in NAMES:
-        raise unknown("engine", name, NAMES)
+
+def executor(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, *, tf32: bool = False) -> Executor:
+    """The executor of that name; `compiled` is `stacked` with compiled steps."""
+    check_name(name)
     place = Place(find_device(device), dtype, tf32)
-    if name == "measured":
-        return Stacked(place, measure=True, picked=picked)
     if name == "compiled":
         return Stacked(place, compile=True)
     return EXECUTORS[name](place)

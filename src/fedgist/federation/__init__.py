@@ -1,1 +1,1 @@
-"""Federations across machines: kits for sites, what a site and the server run, and all of it on one machine."""
+"""Federations across machines: kits, what sites and the server run, their protocol; may touch experiments and below."""

@@ -13,14 +13,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines import flower, policy
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Patience
 from fedgist.experiments import config as configs
 from fedgist.experiments.progress import Lines
-from fedgist.federation import hosting, runs
+from fedgist.federation import runs, site_setup
 from fedgist.federation.flower_app import App
 from fedgist.federation.kits import NAME
+from fedgist.federation.protocol import flower_transport, policy
+from fedgist.federation.protocol.remote_engine import Patience
+from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.words import size
 
 log = logging.getLogger("fedgist")
@@ -39,17 +39,17 @@ def make_host(context: Context) -> SiteHost:
     if missing := [key for key in ("data", "policy") if key not in known]:
         raise FedgistError(f"the node config says nothing about {' and '.join(missing)}")
     folder = Path(str(known.get("folder", Path.home() / ".fedgist" / name))).expanduser()
-    settings = hosting.Settings(
+    settings = site_setup.Settings(
         data=str(Path(str(known["data"])).expanduser()),
         model=str(known.get("model", "")),
         device=str(known.get("device", "cpu")),
         threads=int(known["threads"]) if "threads" in known else None,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    return hosting.host(name, folder, settings, policy.load(Path(str(known["policy"])).expanduser()))
+    return site_setup.make_host(name, folder, settings, policy.load(Path(str(known["policy"])).expanduser()))
 
 
-client_app = flower.client_app(site_name, make_host)
+client_app = flower_transport.client_app(site_name, make_host)
 server_app = ServerApp()
 
 
@@ -62,8 +62,8 @@ def drive(grid: Grid, context: Context) -> None:
         layer = configs.load(out / "config.toml")
 
     @contextmanager
-    def connected() -> Iterator[flower.FlowerTransport]:
-        transport = flower.FlowerTransport(grid)
+    def connected() -> Iterator[flower_transport.FlowerTransport]:
+        transport = flower_transport.FlowerTransport(grid)
         for site in sorted(transport.find(app.sites, app.wait)):
             log.warning(f"site {site} is not there; it can join later, with resume=true")
         if not transport.nodes:

@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.policy import Policy
+from fedgist.federation.protocol.policy import Policy
 from fedgist.options import options
 
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002
 SITE_CLASSES = ["fedgist.federation.site.ProvisionedSite", "nvflare.collab.runtime.executor.CollabExecutor"]
-SERVER_CLASSES = ["fedgist.engines.flare.FlareServer", "nvflare.collab.runtime.controller.CollabController"]
+SERVER_CLASSES = [
+    "fedgist.federation.protocol.flare_transport.FlareServer",
+    "nvflare.collab.runtime.controller.CollabController",
+]
 RIGHTS = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "none"}
 RIGHTS |= {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 """What the one who runs methods may do at a site."""
@@ -32,8 +35,8 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
-class Federation:
-    """A provisioned federation: where its parts lie."""
+class FederationFolder:
+    """A provisioned federation on disk: where its parts lie."""
 
     path: Path
     server: str
@@ -52,16 +55,16 @@ class Federation:
         return self.path / "sites" / site
 
 
-def load(path: str | Path) -> Federation:
+def load(path: str | Path) -> FederationFolder:
     """The federation in a folder that `new` made."""
     path = Path(path).expanduser().resolve()
     if not (path / "federation.toml").is_file():
         raise FedgistError(f"there is no federation in {path}: make one with `fedgist federation new {path.name} …`")
     known = tomllib.loads((path / "federation.toml").read_text(encoding="utf-8"))
-    return Federation(path, known["server"], known["port"], tuple(known["sites"]))
+    return FederationFolder(path, known["server"], known["port"], tuple(known["sites"]))
 
 
-def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -> Federation:
+def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -> FederationFolder:
     """Make certificates and kits in a folder that does not exist yet."""
     path = Path(path).expanduser().resolve()
     if path.exists():
@@ -79,7 +82,7 @@ def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -
         raise FedgistError("a site and the server cannot have the same name")
     work = path / "authority"
     produced = _provision(work, server, sites, port)
-    federation = Federation(path, server, port, tuple(sorted(sites)))
+    federation = FederationFolder(path, server, port, tuple(sorted(sites)))
     (path / "sites").mkdir()
     shutil.move(produced / server, federation.server_kit)
     shutil.move(produced / ADMIN, federation.admin_kit)
@@ -93,6 +96,15 @@ def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -
     (path / "README.md").write_text(_readme(federation), encoding="utf-8")
     (path / "federation.toml").write_text(text, encoding="utf-8")  # last: it says that all is there
     return federation
+
+
+def allow_job(kit: Path) -> None:
+    """Have the server's kit allow what a job names there: one from before has the classes where they were then."""
+    path = kit / "local" / "resources.json"
+    resources = json.loads(path.read_text(encoding="utf-8"))
+    if missing := [name for name in SERVER_CLASSES if name not in resources["class_allow_list"]]:
+        resources["class_allow_list"] += missing
+        _write(path, resources)
 
 
 def policy_text() -> str:
@@ -162,7 +174,7 @@ def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-def _readme(federation: Federation) -> str:
+def _readme(federation: FederationFolder) -> str:
     first = federation.sites[0]
     return f"""# A federation
 

@@ -10,8 +10,6 @@ from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.engines.engine import Engine
-from fedgist.engines.envelope import Question
-from fedgist.engines.remote import Lost, Patience, RemoteEngine, Transport, introductions
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
@@ -20,6 +18,8 @@ from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
+from fedgist.federation.protocol.envelope import Question
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, Transport, ask_introductions
 
 log = logging.getLogger("fedgist")
 
@@ -83,7 +83,7 @@ def _architectures(
 ) -> tuple[str, ...]:
     """What each site runs from now on: what it announced, and the run's model where it announced nothing."""
     question = Question(config.method, list(inputs.task.shape), inputs.task.classes)
-    found = introductions(transport, list(sites), question, patience.timeout)
+    found = ask_introductions(transport, list(sites), question, patience.timeout)
     absent = {id: answer.why for id, answer in found.items() if isinstance(answer, Lost)}
     for id, why in sorted(absent.items()):
         log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.flare import FlareTransport, write_job
-from fedgist.engines.remote import Patience
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress
 from fedgist.federation import kits, processes, runs
-from fedgist.federation.kits import Federation
+from fedgist.federation.kits import FederationFolder
+from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
+from fedgist.federation.protocol.remote_engine import Patience
 from fedgist.federation.site import ProvisionedSite
 
 log = logging.getLogger("fedgist")
 
 
-def start(federation: Federation, say: processes.Say) -> int:
+def start(federation: FederationFolder, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
     _check_port(federation)
     say(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
     return processes.watch(processes.server(federation.server_kit, kits.ORGANISATION), processes.AT_SERVER, say)
 
 
-def _check_port(federation: Federation) -> None:
+def _check_port(federation: FederationFolder) -> None:
     """NVFlare would call itself ready and wait for the port without a word."""
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +43,7 @@ def _check_port(federation: Federation) -> None:
 
 
 def run(
-    federation: Federation,
+    federation: FederationFolder,
     config: runs.Config,
     out: Path | None,
     resume: bool,
@@ -56,7 +56,7 @@ def run(
 
 
 @contextlib.contextmanager
-def connected(federation: Federation, wait: float) -> Iterator[FlareTransport]:
+def connected(federation: FederationFolder, wait: float) -> Iterator[FlareTransport]:
     """A job on the federation's server that carries envelopes, with those sites that are there."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -72,6 +72,7 @@ def connected(federation: Federation, wait: float) -> Iterator[FlareTransport]:
             for site in sorted(set(federation.sites) - there):
                 log.warning(f"site {site} is not there; it can join later with --resume")
             with tempfile.TemporaryDirectory() as folder:
+                kits.allow_job(federation.server_kit)
                 write_job(Path(folder), transport.address, ProvisionedSite, min_sites=len(there))
                 job = session.submit_job(folder)
             stack.callback(_end_job, session, job, transport)
@@ -80,7 +81,7 @@ def connected(federation: Federation, wait: float) -> Iterator[FlareTransport]:
 
 
 @contextlib.contextmanager
-def _in_words(federation: Federation) -> Iterator[None]:
+def _in_words(federation: FederationFolder) -> Iterator[None]:
     """Turns the many ways in which NVFlare says that it cannot into one sentence."""
     try:
         yield
@@ -93,7 +94,7 @@ def _in_words(federation: Federation) -> Iterator[None]:
         ) from error
 
 
-def _await_sites(federation: Federation, session: Any, wait: float) -> set[str]:
+def _await_sites(federation: FederationFolder, session: Any, wait: float) -> set[str]:
     """The sites that are connected: all, or those that are after so many seconds."""
     until = time.monotonic() + wait
     while True:

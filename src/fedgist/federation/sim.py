@@ -11,7 +11,7 @@ from pathlib import Path
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets
 from fedgist.federation import kits, processes
-from fedgist.federation.kits import Federation
+from fedgist.federation.kits import FederationFolder
 
 READY = 60.0
 """Seconds that a server may take to come up."""
@@ -26,7 +26,7 @@ def names(path: Path, sites: int) -> tuple[str, ...]:
     return tuple(f"site-{i + 1}" for i in range(sites))
 
 
-def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> Federation:
+def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> FederationFolder:
     """The federation in a folder, made if there is none, with an equal part of a data set for each site."""
     if not path.exists():
         kits.new(path, "localhost", names(path, sites), port)
@@ -38,7 +38,7 @@ def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: in
 
 
 @contextlib.contextmanager
-def running(federation: Federation, dataset: str, say: processes.Say) -> Iterator[None]:
+def running(federation: FederationFolder, dataset: str, say: processes.Say) -> Iterator[None]:
     """Server and sites, for as long as the context lasts; what they say is said with their names."""
     processes.end_in_order()
     up = threading.Event()

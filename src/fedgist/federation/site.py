@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fedgist import engines
 from fedgist.core.errors import FedgistError
-from fedgist.engines import policy
-from fedgist.engines.flare import FlareSite
-from fedgist.engines.host import SiteHost
-from fedgist.federation import hosting, kits, processes
-from fedgist.federation.hosting import Settings
+from fedgist.federation import kits, processes, site_setup
+from fedgist.federation.protocol import policy
+from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.site_setup import Settings
 
 SETTINGS = "site.json"
 
@@ -22,7 +22,7 @@ class ProvisionedSite(FlareSite):
 
     def make_host(self, site: str, kit: Path) -> SiteHost:
         settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
-        return hosting.host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+        return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
 
 
 def start(kit: Path, settings: Settings, say: processes.Say) -> int:
@@ -30,9 +30,9 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     name, target = _identity(kit)
     rules = policy.load(kit / "policy.toml")
     engines.executor(settings.engine, settings.device)
-    train, test = hosting.read(Path(settings.data))
+    train, test = site_setup.read_images(Path(settings.data))
     if settings.model:
-        hosting.check_model(settings.model, train)
+        site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
     (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
     say(f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}")

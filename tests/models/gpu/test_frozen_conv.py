@@ -12,12 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedgist import models
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.core.work import Place, compute, stacking
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
 from fedgist.models.gpu import blocks, frozen_conv
-from fedgist.models.layers import Conv, Layers, MaxPool, Norm, Relu, Step, Tap, Weights, bind_all, named_entries
+from fedgist.models.layers import Conv, Layers, MaxPool, Norm, Relu, Step, bind_all, named_entries
 from fedgist.synthesis.dream_spaces import FreeDreams
 from fedgist.synthesis.inversion import Dreamer, Objective
 
@@ -65,7 +67,7 @@ def test_which_layers_are_one(layers: Layers, steps: int) -> None:
     assert len(blocks.bind_blocks(layers)) == steps
 
 
-def weights(layers: Layers, seed: int = 0) -> Weights:
+def weights(layers: Layers, seed: int = 0) -> Params:
     """Some gammas are negative, so that the smallest of a square becomes its largest."""
     rng = Rng(seed)
     w = {name: rng(name).normal(*entry.shape).double() for name, entry in named_entries(layers).items()}
@@ -79,7 +81,7 @@ def images(*shape: int) -> Tensor:
     return x
 
 
-def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, new: Weights | None = None) -> Tensor:
+def run(chain: tuple[Step, ...], w: Params, x: Tensor, tap: Tap | None = None, new: Params | None = None) -> Tensor:
     for step in chain:
         x = step(w, x, new, tap)
     return x
@@ -91,7 +93,7 @@ def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     made: list[Any] = []
     for chain in (blocks.bind_blocks(layers), bind_all(layers)):
         tap: Tap = []
-        new: Weights | None = {} if train else None
+        new: Params | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
     assert tree.digest(made[0]) == tree.digest(made[1])
 
@@ -167,7 +169,7 @@ def test_the_gradient_of_the_images(output: int | None, calls: list[str]) -> Non
     assert calls == ["forward", "backward"]
 
 
-def objective(chain: tuple[Step, ...], w: Weights, x: Tensor, listens: bool = True) -> Tensor:
+def objective(chain: tuple[Step, ...], w: Params, x: Tensor, listens: bool = True) -> Tensor:
     """Of what leaves a chain, and of the statistics on the way."""
     tap: Tap = []
     out = run(chain, w, x, tap if listens else None)
@@ -217,7 +219,7 @@ def test_where_a_weight_learns_the_layers_run(name: str, calls: list[str]) -> No
     assert not calls
 
 
-def three_clients(layers: Layers) -> tuple[Weights, Weights]:
+def three_clients(layers: Layers) -> tuple[Params, Params]:
     """Their weights, and apart from them the running statistics, which torch does not differentiate by."""
     w = tree.stack([weights(layers, seed) for seed in range(3)])
     running = {name: w.pop(name) for name in ("norm.running_mean", "norm.running_var")}
@@ -230,8 +232,8 @@ def test_gradients_of_weights(way: str, calls: list[str]) -> None:
     layers, x = block(), images(3, 5, 2, 8, 8)
     w, running = three_clients(layers)
 
-    def gradients(chain: tuple[Step, ...]) -> Weights:
-        def loss(w: Weights, running: Weights, x: Tensor) -> Tensor:
+    def gradients(chain: tuple[Step, ...]) -> Params:
+        def loss(w: Params, running: Params, x: Tensor) -> Tensor:
             return objective(chain, w | running, x)
 
         if way == "alone":
@@ -268,7 +270,7 @@ def test_second_derivatives_under_torch_func(learning: bool, calls: list[str]) -
     w, running = three_clients(layers)
 
     def gradients(chain: tuple[Step, ...]) -> Any:
-        def length(x: Tensor, w: Weights, running: Weights) -> Tensor:
+        def length(x: Tensor, w: Params, running: Params) -> Tensor:
             return torch.func.grad(lambda x: objective(chain, w | running, x))(x).square().sum()
 
         return torch.func.vmap(torch.func.grad(length, argnums=(0, 1) if learning else 0))(x, w, running)
@@ -382,7 +384,7 @@ def test_second_derivatives_on_a_gpu(stacked: bool, learning: bool) -> None:
         w = tree.map(lambda t: t.requires_grad_(), w)
 
     def gradients(chain: tuple[Step, ...]) -> Any:
-        def length(x: Tensor, w: Weights, running: Weights) -> Tensor:
+        def length(x: Tensor, w: Params, running: Params) -> Tensor:
             return torch.func.grad(lambda x: objective(chain, w | running, x))(x).square().sum()
 
         if stacked:

@@ -11,26 +11,14 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 
 from fedgist import models
 from fedgist.core import tree
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.core.work import Place, compute
-from fedgist.engines import stacked
 from fedgist.engines.sequential import Sequential
-from fedgist.engines.stacked import Stacked
+from fedgist.engines.stacked import Stacked, executor
 from fedgist.models.gpu import blocks, frozen_norm
-from fedgist.models.layers import (
-    Conv,
-    Layers,
-    MaxPool,
-    Norm,
-    Relu,
-    Residual,
-    Step,
-    Tanh,
-    Tap,
-    Weights,
-    bind_all,
-    named_entries,
-)
+from fedgist.models.layers import Conv, Layers, MaxPool, Norm, Relu, Residual, Step, Tanh, bind_all, named_entries
 from fedgist.synthesis.dream_spaces import FreeDreams
 from fedgist.synthesis.inversion import Dreamer, Objective
 
@@ -51,7 +39,7 @@ RESIDUAL = Residual(
 )
 
 
-def weights(layers: Layers, seed: int = 0) -> Weights:
+def weights(layers: Layers, seed: int = 0) -> Params:
     """Some gammas are negative, so that the smallest of a square becomes its largest."""
     rng = Rng(seed)
     w = {name: rng(name).normal(*entry.shape).double() for name, entry in named_entries(layers).items()}
@@ -65,7 +53,7 @@ def images(*shape: int) -> Tensor:
     return x
 
 
-def run(chain: tuple[Step, ...], w: Weights, x: Tensor, tap: Tap | None = None, new: Weights | None = None) -> Tensor:
+def run(chain: tuple[Step, ...], w: Params, x: Tensor, tap: Tap | None = None, new: Params | None = None) -> Tensor:
     for step in chain:
         x = step(w, x, new, tap)
     return x
@@ -127,7 +115,7 @@ def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     made: list[Any] = []
     for chain in (blocks.bind_blocks(layers), bind_all(layers)):
         tap: Tap = []
-        new: Weights | None = {} if train else None
+        new: Params | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
     assert tree.digest(made[0]) == tree.digest(made[1])
 
@@ -202,7 +190,7 @@ def test_the_gradient_of_the_images(count: int, output: int | None, calls: list[
     assert calls == ["forward", "backward"]
 
 
-def objective(chain: tuple[Step, ...], w: Weights, x: Tensor, listens: bool = True) -> Tensor:
+def objective(chain: tuple[Step, ...], w: Params, x: Tensor, listens: bool = True) -> Tensor:
     """Of what leaves a chain, and of the statistics on the way."""
     tap: Tap = []
     out = run(chain, w, x, tap if listens else None)
@@ -372,7 +360,7 @@ def test_second_derivatives_on_a_gpu() -> None:
 @pytest.mark.parametrize("name", ["resnet9", "resnet18"])
 def test_dreams_on_a_gpu(name: str, robust: float, replays: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Both engines, and the stacked one's recorded graph, against the layers in float64."""
-    monkeypatch.setattr(stacked, "FILLS_A_GPU", 1)  # clients run one by one, as those of larger batches do
+    monkeypatch.setattr(executor, "FILLS_A_GPU", 1)  # clients run one by one, as those of larger batches do
     mine = dreamer(name, 32, side=32, width=32, robust=robust)
     seen: list[str] = []
     whole = frozen_norm.backward

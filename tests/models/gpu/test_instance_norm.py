@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist import models
+from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.models.gpu import blocks, instance_norm
-from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, Weights, bind_all, named_entries
+from fedgist.models.layers import AvgPool, Conv, Flatten, Layers, Norm, Relu, Step, bind_all, named_entries
 
 Admit = Callable[[str, bool], None]
 
@@ -106,13 +107,13 @@ def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None
         assert torch.autograd.gradgradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5), at)
 
 
-def run(chain: tuple[Step, ...], w: Weights, x: Tensor) -> Tensor:
+def run(chain: tuple[Step, ...], w: Params, x: Tensor) -> Tensor:
     for step in chain:
         x = step(w, x, None, None)
     return x
 
 
-def weights(layers: Layers) -> Weights:
+def weights(layers: Layers) -> Params:
     rng = Rng(0)
     return {name: rng(name).normal(*entry.shape).double() for name, entry in named_entries(layers).items()}
 
@@ -231,7 +232,7 @@ def test_gradients_are_those_of_the_layers(inputs: int) -> None:
     w = {name: tensor.float().cuda() for name, tensor in weights(layers).items()}
     x = Rng(0)("x").normal(5, inputs, 32, 32).cuda()
 
-    def loss(x: Tensor, w: Weights, chain: tuple[Step, ...]) -> Tensor:
+    def loss(x: Tensor, w: Params, chain: tuple[Step, ...]) -> Tensor:
         return run(chain, w, x).square().sum()
 
     at = [x.clone().requires_grad_(), *(tensor.clone().requires_grad_() for tensor in w.values())]

@@ -1,4 +1,4 @@
-"""Requests that are the same computation as one: what its function takes, with all clients in it."""
+"""Work that is the same computation as one: what its function takes, with all clients in it."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.tree import Tree
 from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan
-from fedgist.engines.columns import Column, columns
-from fedgist.engines.requests import Key, Request, Work, by_value
+from fedgist.engines.stacked.columns import Column, collect_columns
+from fedgist.engines.stacked.flat_work import FlatWork, Key, Work, by_value
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Frame:
     def fill(self, tensors: Sequence[Tensor]) -> Tree:
         return tree.map(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, self.form)
 
-    def like(self, other: "Frame") -> bool:
+    def matches(self, other: "Frame") -> bool:
         """Whether two trees differ in their tensors at most."""
         return self._kind == other._kind
 
@@ -55,22 +55,22 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Requests that are the same computation, as one."""
+    """Work of several clients that is the same computation, as one."""
 
-    requests: Sequence[Request]
+    members: Sequence[FlatWork]
 
     @property
     def size(self) -> int:
-        return len(self.requests)
+        return len(self.members)
 
     @property
     def key(self) -> Key:
-        return self.requests[0].key
+        return self.members[0].key
 
     @property
     def first(self) -> Work:
         """One client's work."""
-        return self.requests[0].work
+        return self.members[0].work
 
     @property
     def fn(self) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ class Group:
     @property
     def lengths(self) -> list[int]:
         """How many steps each client has."""
-        return [request.steps for request in self.requests]
+        return [one.steps for one in self.members]
 
     @property
     def ragged(self) -> bool:
@@ -96,21 +96,21 @@ class Group:
 
     @functools.cached_property
     def carry(self) -> list[Column]:
-        return columns([request.carry for request in self.requests])
+        return collect_columns([one.carry for one in self.members])
 
     @functools.cached_property
     def xs(self) -> list[Column]:
         """The inputs of a scan's steps, unless they are made piece by piece."""
-        return [] if self._made else columns([request.xs for request in self.requests])
+        return [] if self._made else collect_columns([one.xs for one in self.members])
 
     @functools.cached_property
     def consts(self) -> list[Column]:
-        return columns([request.consts for request in self.requests], self.requests[0].pooled)
+        return collect_columns([one.consts for one in self.members], self.members[0].pooled)
 
     @functools.cached_property
     def step_dims(self) -> list[int | None]:
         """The dimension of the clients in each input of a step."""
-        return [0] * len(self.requests[0].xs) if self._made else [column.dim for column in self.xs]
+        return [0] * len(self.members[0].xs) if self._made else [column.dim for column in self.xs]
 
     @functools.cached_property
     def dims(self) -> tuple[int | None, ...]:
@@ -138,7 +138,7 @@ class Group:
     def segments(self, place: Place) -> Iterator[Segment]:
         """The inputs of the scan, `CHUNK` steps at a time; a client that has fewer is filled up with zeros."""
         last = max(self.lengths)
-        whole = [place.put(x.tensors[0]) if x.shared else _by_step(x.tensors, last, place) for x in self.xs]
+        whole = [place.put(x.tensors[0]) if x.shared else _stack_steps(x.tensors, last, place) for x in self.xs]
         for first in range(0, last, CHUNK):
             count = min(CHUNK, last - first)
             piece = [x[first : first + count] for x in whole] if whole else self._make(first, count, place)
@@ -151,15 +151,15 @@ class Group:
     def _make(self, first: int, count: int, place: Place) -> list[Tensor]:
         """Steps first … first + count − 1 of inputs that are made piece by piece."""
         made = []
-        for work in [request.work for request in self.requests]:
+        for work in [one.work for one in self.members]:
             assert isinstance(work, Scan)
             left = min(count, work.xs.length - first)
             made.append(tensors_of(work.xs.make(work.xs.seed, first, left)) if left > 0 else [])
         ended = [x[:0] for x in next(filter(None, made))]
-        return [_by_step(tensors, count, place) for tensors in zip(*(one or ended for one in made), strict=True)]
+        return [_stack_steps(tensors, count, place) for tensors in zip(*(one or ended for one in made), strict=True)]
 
 
-def _by_step(tensors: Sequence[Tensor], count: int, place: Place) -> Tensor:
+def _stack_steps(tensors: Sequence[Tensor], count: int, place: Place) -> Tensor:
     """The inputs of all clients, steps first."""
     if all(tensor.shape[0] == count for tensor in tensors):
         made = torch.stack(list(tensors), 1)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.envelope import Refusal, seal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Lost
+from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.remote_engine import Lost
+from fedgist.federation.protocol.site_host import SiteHost
 
 try:
     from nvflare.collab import collab
@@ -159,8 +159,8 @@ class FlareTransport:
 def write_job(folder: Path, address: str, site: type[FlareSite], min_sites: int) -> None:
     """The job as NVFlare reads it: names of installed classes, no code."""
     server, client = f"{FlareServer.__module__}.{FlareServer.__name__}", f"{site.__module__}.{site.__name__}"
-    start = {"path": CONTROLLER, "args": {"server_obj_id": "_server", "sync_task_timeout": 60}}
-    called = {"path": EXECUTOR, "args": {"client_obj_id": "_client"}}
+    controller = {"path": CONTROLLER, "args": {"server_obj_id": "_server", "sync_task_timeout": 60}}
+    executor = {"path": EXECUTOR, "args": {"client_obj_id": "_client"}}
     files = {
         "meta.json": {
             "name": JOB,
@@ -170,12 +170,12 @@ def write_job(folder: Path, address: str, site: type[FlareSite], min_sites: int)
         },
         "app/config/config_fed_server.json": {
             "format_version": 2,
-            "workflows": [{"id": "controller", **start}],
+            "workflows": [{"id": "controller", **controller}],
             "components": [{"id": "_server", "path": server, "args": {"address": address}}],
         },
         "app/config/config_fed_client.json": {
             "format_version": 2,
-            "executors": [{"tasks": ["*"], "executor": called}],
+            "executors": [{"tasks": ["*"], "executor": executor}],
             "components": [{"id": "_client", "path": client, "args": {}}],
         },
     }

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import Chunks, Compute, Place, Scan, gradient
-from fedgist.engines.workload import numbers_written
+from fedgist.engines.stacked.workload import numbers_written
 
 
 def sines(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a group of equal requests is run as one: under vmap, traced and compiled, step after step."""
+"""How a group of equal work is run as one: under vmap, traced and compiled, step after step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedgist.core.tree import Tree
 from fedgist.core.work import Place, Scan, stacking
-from fedgist.engines.columns import Resident
-from fedgist.engines.grouping import Frame, Group, tensors_of
+from fedgist.engines.stacked.columns import PoolCache
+from fedgist.engines.stacked.grouping import Frame, Group, tensors_of
 
 Call = Callable[..., Sequence[Tensor]]
 """A function of the stacked tensors of all clients."""
@@ -31,9 +31,9 @@ class Vectorised:
 
     def __init__(self, group: Group, traceable: bool = False):
         self.fn, self.dims, self.single = group.fn, group.dims, group.size == 1 and not traceable
-        self.takes = group.frame()
-        self.keeps = Frame(group.first.carry) if isinstance(group.first, Scan) else None
-        self.gives: Frame | None = None
+        self.arguments = group.frame()
+        self.carry = Frame(group.first.carry) if isinstance(group.first, Scan) else None
+        self.results: Frame | None = None
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -44,20 +44,20 @@ class Vectorised:
                 return torch.func.vmap(self._one, in_dims=self.dims)(*tensors)
 
     def _one(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        result = self.fn(*self.takes.fill(tensors))
-        self.gives = Frame(result)
-        if self.keeps is not None and not self.keeps.like(self.gives):
+        result = self.fn(*self.arguments.fill(tensors))
+        self.results = Frame(result)
+        if self.carry is not None and not self.carry.matches(self.results):
             raise NotStackable("the step changes the form of its carry, or a number in it that is not a tensor")
         return tuple(tensors_of(result))
 
-    def apart(self, stacked: Sequence[Tensor], count: int) -> list[Tree]:
+    def split(self, stacked: Sequence[Tensor], count: int) -> list[Tree]:
         """The results of each client: copies, because a view that one client keeps would keep the whole stack."""
-        assert self.gives is not None
+        assert self.results is not None
         rows: list[Any] = [torch.unbind_copy(tensor) for tensor in stacked]  # type: ignore[func-returns-value]
-        return [self.gives.fill([row[i] for row in rows]) for i in range(count)]
+        return [self.results.fill([row[i] for row in rows]) for i in range(count)]
 
 
-def traced(call: Vectorised, group: Group, place: Place, resident: Resident, compile: bool = False) -> Call:
+def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compile: bool = False) -> Call:
     """The same function as the plain operations it consists of: the same numbers without vmap's cost for each of them.
 
     With `compile`, these are compiled; a trace has code of its own, and dynamo counts recompilations for each piece of
@@ -65,13 +65,13 @@ def traced(call: Vectorised, group: Group, place: Place, resident: Resident, com
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds of imports in some versions of torch
 
-    tensors = first_arguments(group, place, resident)
+    tensors = first_arguments(group, place, cache)
     graph = make_fx(call)(*tensors)
     if pools := group.row_dims:
-        longer = [
+        with_more_rows = [
             torch.cat([x, x.narrow(pools[i], 0, 1)], pools[i]) if i in pools else x for i, x in enumerate(tensors)
         ]
-        if make_fx(call)(*longer).code != graph.code:
+        if make_fx(call)(*with_more_rows).code != graph.code:
             raise NotTraceable("it does more with a pool than index it")
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -92,7 +92,7 @@ def _without_gradients(call: Call) -> Call:
     return run
 
 
-def brief(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of what an error says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -102,24 +102,24 @@ def keep_ended(alive: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> l
     return [torch.where(alive.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in zip(new, old, strict=True)]
 
 
-def first_arguments(group: Group, place: Place, resident: Resident) -> list[Tensor]:
+def first_arguments(group: Group, place: Place, cache: PoolCache) -> list[Tensor]:
     """What the first call for all clients takes."""
-    consts = [resident.get(column, place) for column in group.consts]
+    consts = [cache.get(column, place) for column in group.consts]
     if not group.is_scan:
         return consts
     first = next(group.segments(place))
     return [column.spread(group.size, place) for column in group.carry] + [x[0] for x in first.tensors] + consts
 
 
-def run_compute(call: Call, group: Group, place: Place, resident: Resident) -> Sequence[Tensor]:
+def run_compute(call: Call, group: Group, place: Place, cache: PoolCache) -> Sequence[Tensor]:
     """One call for all clients."""
-    return call(*first_arguments(group, place, resident))
+    return call(*first_arguments(group, place, cache))
 
 
-def run_scan(call: Call, group: Group, place: Place, resident: Resident) -> Sequence[Tensor]:
+def run_scan(call: Call, group: Group, place: Place, cache: PoolCache) -> Sequence[Tensor]:
     """The scans of all clients, step by step; those that are shorter wait for the others with what they have."""
     carry: Sequence[Tensor] = [column.spread(group.size, place) for column in group.carry]
-    consts = [resident.get(column, place) for column in group.consts]
+    consts = [cache.get(column, place) for column in group.consts]
     lengths, shortest = torch.tensor(group.lengths, device=place.device), min(group.lengths)
     for segment in group.segments(place):
         for i in range(segment.count):

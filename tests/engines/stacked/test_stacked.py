@@ -1,7 +1,6 @@
 """The stacked engine equals the sequential one, stacks what is equal, and copies nothing that is shared."""
 
 import gc
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +10,18 @@ from torch import Tensor
 
 from fedgist import methods, models
 from fedgist.core import tree
-from fedgist.core.task import Task
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, programs
-from fedgist.engines.columns import Column, Resident, columns
-from fedgist.engines.grouping import Group
+from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine, run_rounds
-from fedgist.engines.requests import request
 from fedgist.engines.sequential import Sequential
-from fedgist.engines.stacked import Stacked, _cut
+from fedgist.engines.stacked import Stacked, programs
+from fedgist.engines.stacked.columns import Column, PoolCache, collect_columns
+from fedgist.engines.stacked.executor import split_evenly
+from fedgist.engines.stacked.flat_work import flatten
+from fedgist.engines.stacked.grouping import Group
 from fedgist.options import build
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -59,6 +59,34 @@ def as_near_to_the_truth(exact: Any, plain: Any, quick: Any) -> bool:
     """
     size, usual, error = (floats(a) for a in (exact, tree.sub(plain, exact), tree.sub(quick, exact)))
     return bool(error.norm() <= 4 * usual.norm() + 16 * EPS * size.norm())
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients were in each group that the engine made, in their order."""
+    sizes: list[int] = []
+
+    def group(members: Any) -> Group:
+        sizes.append(len(members))
+        return Group(members)
+
+    monkeypatch.setattr("fedgist.engines.stacked.executor.Group", group)
+    return sizes
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the computations that were traced, in their order."""
+    names: list[str] = []
+    trace = programs.trace
+
+    def note(call: Any, group: Group, *rest: Any) -> Any:
+        made = trace(call, group, *rest)
+        names.append(group.name)
+        return made
+
+    monkeypatch.setattr("fedgist.engines.stacked.executor.trace", note)
+    return names
 
 
 SEVEN = (20, 30, 17, 25, 40, 9, 24)
@@ -166,12 +194,12 @@ def test_a_stack_of_one_client(made: bool) -> None:
 
     xs = Chunks(plan, 0, 40) if made else plan(0, 0, 40)
     works = [Scan(step, {"w": torch.ones(3)}, xs, (Pool(x=torch.arange(n)), torch.tensor(0.9))) for n in (5, 8)]
-    groups = [Group([request(work, HERE)]) for work in works]
+    groups = [Group([flatten(work, HERE)]) for work in works]
     call = programs.Vectorised(groups[0])
-    quick = programs.traced(call, groups[0], HERE, Resident())
+    quick = programs.trace(call, groups[0], HERE, PoolCache())
     for work, group in zip(works, groups, strict=True):
         for run in (call, quick):
-            (found,) = call.apart(programs.run_scan(run, group, HERE, Resident()), 1)
+            (found,) = call.split(programs.run_scan(run, group, HERE, PoolCache()), 1)
             assert torch.equal(found["w"], execute(work, HERE)["w"])
 
 
@@ -182,7 +210,7 @@ def test_gradients_are_stacked() -> None:
         torch.testing.assert_close(grad, 6 * at**2)
 
 
-def test_different_architectures_fall_apart() -> None:
+def test_different_architectures_fall_apart(stacks: list[int]) -> None:
     """Five clients with two kinds of net: two groups, and each client's result is its own."""
     sites = clients(20, 20, 20, 20, 20)
     names = ["mlp:feature_size=8", "mlp:feature_size=6"]
@@ -198,12 +226,12 @@ def test_different_architectures_fall_apart() -> None:
         engine.run_round()
     exact, plain, quick = (engine.site_states for engine in engines)
     assert all(as_near_to_the_truth(exact[id], plain[id], quick[id]) for id in plain)
-    assert len(engines[2].executor._programs) == 2  # type: ignore[attr-defined]
+    assert stacks == [3, 2]
 
 
 def test_shared_arguments_are_not_copied() -> None:
     weights, own = torch.zeros(1000), [torch.zeros(1), torch.ones(1)]
-    shared, apart = columns([[weights, mine] for mine in own])
+    shared, apart = collect_columns([[weights, mine] for mine in own])
     assert shared.dim is None
     assert shared.stacked(HERE).data_ptr() == weights.data_ptr()
     assert (apart.dim, apart.stacked(HERE).tolist()) == (0, [[0.0], [1.0]])
@@ -224,7 +252,7 @@ def test_the_same_request_of_all_is_done_once() -> None:
 
 
 def test_pools_stay_while_their_clients_live() -> None:
-    resident = Resident()
+    resident = PoolCache()
     tensors = [torch.ones(n, 2) for n in (3, 1, 2)]
     pool = resident.get(Column(tensors, pooled=True), HERE)
     assert pool.shape == (3, 3, 2)
@@ -241,22 +269,28 @@ def test_pools_stay_while_their_clients_live() -> None:
     assert len(resident) == 0
 
 
-def test_data_are_stacked_once_for_all_rounds() -> None:
-    runner = Stacked(workers=1)
-    engine = federation(runner, clients(*SEVEN), steps=2)
+def test_data_are_stacked_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[tuple[int, ...]] = []
+    stack = Column.stacked
+
+    def note(column: Column, place: Place) -> Tensor:
+        made = stack(column, place)
+        pools.extend([tuple(made.shape)] * (column.pooled and not column.shared))
+        return made
+
+    monkeypatch.setattr(Column, "stacked", note)
+    engine = federation(Stacked(workers=1), clients(*SEVEN), steps=2)
     engine.run_round()
-    stacks = {id(stack) for stack in runner._resident._stacks.values()}
     engine.run_round()
-    assert {id(stack) for stack in runner._resident._stacks.values()} == stacks
-    assert len(stacks) == 2  # images and labels
+    assert sorted(pools) == [(7, 40), (7, 40, *SHAPE)], "labels and images"
 
 
-def test_several_seeds_together() -> None:
+def test_several_seeds_together(stacks: list[int]) -> None:
     """Two seeds driven together give what they give apart, in half as many stacked calls."""
     sites, runner = clients(20, 20, 20), Stacked(workers=1)
     together = [federation(runner, sites, seed=seed, steps=2) for seed in (0, 1)]
     run_rounds(together)
-    assert [form[1] for form in runner._programs] == [6]  # type: ignore[index]
+    assert stacks == [6]
     for seed, engine in enumerate(together):
         exact, alone = (
             federation(Sequential(Place(dtype=d)), sites, seed=seed, steps=2) for d in (torch.float64, torch.float32)
@@ -313,7 +347,7 @@ def test_the_step_knows_that_it_is_stacked() -> None:
 
 def test_chunks_are_even() -> None:
     for count in range(1, 60):
-        parts = _cut(list(range(count)), 6)
+        parts = split_evenly(list(range(count)), 6)
         assert [i for part in parts for i in part] == list(range(count))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -329,7 +363,7 @@ def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
             raise torch.cuda.OutOfMemoryError("no room")
         return run(call, group, *rest)
 
-    monkeypatch.setattr("fedgist.engines.stacked.run_scan", small)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.run_scan", small)
     found = Stacked(workers=1).drive([scan(Affine(0.5).step, torch.tensor(float(n)), torch.ones(2)) for n in range(10)])
     assert sizes == [10, 5, 3, 2, 5, 3, 2]
     assert [x.item() for x in found] == [0.25 * n + 1.5 for n in range(10)]
@@ -345,7 +379,7 @@ class Recording:
         return group.consts[0].rows <= self.rows
 
     def run(self, group: Group) -> Any:
-        return programs.run_scan(self.call, group, Place(), Resident())
+        return programs.run_scan(self.call, group, Place(), PoolCache())
 
 
 def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,9 +391,9 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
         made.append(Recording(*about))
         return made[-1]
 
-    monkeypatch.setattr("fedgist.engines.stacked.capture", capture)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.capture", capture)
     runner = Stacked(workers=1)
-    monkeypatch.setattr(runner, "_cuda", True)
+    runner.on_gpu = True
 
     def go(slope: float, *rows: int) -> list[float]:
         works = [scan(Affine(slope).step, torch.tensor(float(n)), torch.ones(4), Pool(x=torch.zeros(n))) for n in rows]
@@ -371,20 +405,22 @@ def test_graphs_share_memory_that_ends_with_the_last_of_them(monkeypatch: pytest
     go(0.5, 10, 40)
     go(1.0, 50, 10)
     assert [(one.rows, one.memory) for one in made] == [(20, 0), (30, 1), (40, 1), (50, 1)]
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 0)
     made.clear()
     assert go(2.0, 10, 30, 20) == [16.0 * n + 15 for n in (10, 30, 20)]
     assert [one.rows for one in made] == [30], "the graph for the largest serves the others"
 
 
-def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.MonkeyPatch, stacks: list[int]) -> None:
     """What counts is what one step of a client writes, not what it reads, nor what it sees of a pool."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 50)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 50)
     runner = Stacked(workers=1)
-    monkeypatch.setattr(runner, "_cuda", True)
+    runner.on_gpu = True
 
-    def stacks(works: list[Any]) -> int:
-        return runner._parts([request(next(work.__await__()), Place()) for work in works])
+    def count(works: list[Any]) -> int:
+        stacks.clear()
+        runner.drive(works)
+        return len(stacks)
 
     def scans(carry: int, rows: int = 3, read: int = 0) -> list[Any]:
         step, consts = Affine(0.5).step, (Pool(x=torch.zeros(rows)), torch.zeros(read))
@@ -393,21 +429,22 @@ def test_clients_who_fill_a_gpu_are_not_stacked_there(monkeypatch: pytest.Monkey
     def calls(own: int) -> list[Any]:
         return [compute(torch.add, torch.zeros(own), torch.zeros(own)) for _ in range(4)]
 
-    assert stacks(scans(24)) == 1 and stacks(scans(25)) == 4  # 0.5 c + 1: two operations
-    assert stacks(scans(24, rows=1000, read=1000)) == 1
-    assert stacks(calls(49)) == 1 and stacks(calls(50)) == 4
+    assert count(scans(24)) == 1 and count(scans(25)) == 4  # 0.5 c + 1: two operations
+    assert count(scans(24, rows=1000, read=1000)) == 1
+    assert count(calls(49)) == 1 and count(calls(50)) == 4
 
 
-def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
+    tracing = Stacked(workers=1)
     for sizes in (SEVEN, tuple(2 * n for n in SEVEN)):
-        tracing, plain = Stacked(workers=1), Stacked(workers=1)
-        monkeypatch.setattr(plain, "_prepare", lambda group: None)
-        engines = [federation(runner, clients(*sizes), steps=3, momentum=0.9) for runner in (tracing, plain)]
-        for engine in engines:
+        ends = []
+        for runner, worth in ((tracing, 1), (Stacked(workers=1), 1000)):
+            monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", worth)
+            engine = federation(runner, clients(*sizes), steps=3, momentum=0.9)
             engine.run_round()
-        assert [program.call is not program.vectorised for program in tracing._programs.values()] == [True]
-        assert tree.digest(engines[0].state) == tree.digest(engines[1].state)
+            ends.append(tree.digest(engine.state))
+        assert ends[0] == ends[1]
+    assert traces == ["Trainer.step"]
 
 
 @dataclass(frozen=True)
@@ -421,15 +458,16 @@ class Reader:
         return carry + pool["x"][x] * len(pool["x"])
 
 
-@pytest.mark.parametrize(("name", "traced"), [("index", True), ("size", False)])
-def test_only_what_indexes_its_pools_is_traced(name: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "traced"), [("index", ["Reader.index"]), ("size", [])])
+def test_only_what_indexes_its_pools_is_traced(
+    name: str, traced: list[str], monkeypatch: pytest.MonkeyPatch, traces: list[str]
+) -> None:
     """A trace that has the size of its first clients' pools in it would be wrong for others, so it is refused."""
-    monkeypatch.setattr("fedgist.engines.stacked.WORTH_TRACING", 1)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", 1)
     runner, step = Stacked(workers=1), getattr(Reader(), name)
     pools = [Pool(x=torch.ones(3) * n) for n in (1, 2)]
     runner.drive([scan(step, torch.zeros(()), torch.zeros(2, dtype=torch.int64), pool) for pool in pools])
-    (program,) = runner._programs.values()
-    assert (program.call is not program.vectorised) == traced
+    assert traces == traced
 
 
 def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -452,33 +490,3 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     assert [record.getMessage() for record in caplog.records] == [
         "Trainer.step cannot be compiled: no C++ compiler here"
     ]
-
-
-def test_measured_measures_once_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "fedgist")
-    runner = executor("measured")
-    engine = federation(runner, clients(*[20] * 10), steps=12)
-    engine.run_round()
-    engine.run_round()
-    ((name, way),) = runner.picked.items()  # type: ignore[attr-defined]
-    assert name.startswith("Trainer.step ")
-    assert way in ("stacked", "threaded")
-    assert len(caplog.records) == 1
-    assert f"10 clients: {way}" in caplog.text
-
-
-@pytest.mark.parametrize("way", ["stacked", "threaded"])
-def test_measured_follows_an_earlier_choice(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The name of a computation is the same in another process, so a resumed run repeats what the first one picked."""
-    caplog.set_level(logging.INFO, "fedgist")
-    first = executor("measured")
-    federation(first, clients(*[20] * 10), steps=12).run_round()
-    picked = dict.fromkeys(first.picked, way)  # type: ignore[attr-defined]
-    caplog.clear()
-    results = []
-    for runner in (executor("measured", picked=picked), executor(way)):
-        engine = federation(runner, clients(*[20] * 10), steps=12)
-        engine.run_round()
-        results.append(tree.digest(engine.state))
-    assert results[0] == results[1]
-    assert not caplog.records

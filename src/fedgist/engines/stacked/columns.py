@@ -70,7 +70,7 @@ class Column(NamedTuple):
             row[: tensor.shape[0]].copy_(tensor)
 
 
-def columns(rows: Sequence[Sequence[Tensor]], pooled: Sequence[bool] | None = None) -> list[Column]:
+def collect_columns(rows: Sequence[Sequence[Tensor]], pooled: Sequence[bool] | None = None) -> list[Column]:
     """The tensors of several clients, position by position."""
     found = []
     for i, tensors in enumerate(zip(*rows, strict=True)):
@@ -80,7 +80,7 @@ def columns(rows: Sequence[Sequence[Tensor]], pooled: Sequence[bool] | None = No
     return found
 
 
-class Resident:
+class PoolCache:
     """Stacked pools, kept while their clients' tensors live: the data sets are stacked once, not once a round.
 
     A tensor is in at most one stack, the last it was asked for in, so the stacks together are no larger than the data

@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines.envelope import Refusal, seal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.remote import Lost
+from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.remote_engine import Lost
+from fedgist.federation.protocol.site_host import SiteHost
 
 log = logging.getLogger("fedgist")
 
@@ -108,20 +108,20 @@ class FlowerTransport:
             [Message(content, node, f"query.{action}", ttl=timeout) for node, content in messages.items()]
         )
         pending = {id: node for id, node in zip(sent, messages, strict=True) if id}
-        came: dict[int, RecordDict | Lost] = dict.fromkeys(
+        replies: dict[int, RecordDict | Lost] = dict.fromkeys(
             set(messages) - set(pending.values()), Lost("is not connected any more")
         )
         answered = 0
         while pending and answered < enough and time.monotonic() < until:
             for reply in self.grid.pull_messages(list(pending)):
                 node = pending.pop(reply.metadata.reply_to_message_id)
-                came[node] = Lost(_reason(reply.error)) if reply.has_error() else reply.content
+                replies[node] = Lost(_reason(reply.error)) if reply.has_error() else reply.content
                 answered += not reply.has_error()
             if pending and answered < enough:
                 time.sleep(self.poll)
         if answered < enough:
-            came |= dict.fromkeys(pending.values(), Lost(f"did not answer within {timeout:g} s"))
-        return came
+            replies |= dict.fromkeys(pending.values(), Lost(f"did not answer within {timeout:g} s"))
+        return replies
 
 
 def _content(**values: str | bytes) -> RecordDict:

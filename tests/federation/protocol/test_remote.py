@@ -16,15 +16,26 @@ from fedgist.core.codec import Codec
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import message, tag_of, wire
-from fedgist.core.task import Task
-from fedgist.core.method import Method
+from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
+from fedgist.core.task import Task
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor, policy
-from fedgist.engines.envelope import Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
-from fedgist.engines.host import SiteHost
-from fedgist.engines.policy import Policy
-from fedgist.engines.remote import Lost, Patience, RemoteEngine, introductions
+from fedgist.engines import executor
+from fedgist.federation.protocol import policy
+from fedgist.federation.protocol.envelope import (
+    Introduction,
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    seal,
+    unseal,
+)
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, ask_introductions
+from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import option
 
 
@@ -83,6 +94,7 @@ class Asking(Method):
         shown = await fed.ask(answers.ids, Look(), Shown)
         return {"total": answers.sum.total, "asked": {id: shown[id].asked for id in shown}}
 
+    @handler
     async def pong(self, me: Site, msg: Ping) -> Pong:
         me.state["asked"] += 1
         if me.id == "b" and self.config.act == "break":
@@ -90,6 +102,7 @@ class Asking(Method):
         wide = me.id == "b" and self.config.act == "misfit"
         return Pong(torch.ones(3) if wide else msg.x, me.state["asked"])
 
+    @handler
     async def look(self, me: Site, msg: Look) -> Shown:
         return Shown(me.state["asked"])
 
@@ -374,7 +387,7 @@ def test_introductions(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     wire.hosts["a"] = host(tmp_path, "a", model="lenet5")
     wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
-    found = introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
+    found = ask_introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
     assert (found["a"], found["c"]) == ("lenet5", "")
     assert isinstance(found["b"], Lost) and "policy" in found["b"].why
 

@@ -14,10 +14,10 @@ from fedgist.core.task import Task
 from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
-from fedgist.engines.envelope import Start
-from fedgist.engines.host import SiteHost
-from fedgist.engines.policy import Policy, Refused
 from fedgist.experiments.config import model_spec
+from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import build
 
 
@@ -32,7 +32,7 @@ class Settings:
     threads: int | None = None
 
 
-def host(site: str, folder: Path, settings: Settings, rules: Policy) -> SiteHost:
+def make_host(site: str, folder: Path, settings: Settings, rules: Policy) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -73,7 +73,7 @@ def check_model(spec: str, images: Images) -> None:
 
 def client_data(folder: Path, task: Task) -> ClientData:
     """A site's images on the scale of the task: black is `low`, full intensity `high`."""
-    train, test = (_scaled(images, task) for images in read(folder))
+    train, test = (_scaled(images, task) for images in read_images(folder))
     return ClientData(*train, task.classes, test)
 
 
@@ -89,7 +89,7 @@ def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
     return low + x * (high - low), torch.tensor(images.labels)
 
 
-def read(folder: Path) -> tuple[Images, Images]:
+def read_images(folder: Path) -> tuple[Images, Images]:
     """A site's images, to learn from and to test on."""
     if not folder.is_dir():
         raise FedgistError(f"there is no folder {folder}; it has to hold the site's images")

@@ -23,8 +23,19 @@ from fedgist.core.method import Method
 from fedgist.core.task import Task
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
-from fedgist.engines.envelope import Header, Introduction, Question, Ready, Refusal, Reply, Request, Start, seal, unseal
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+from fedgist.federation.protocol.envelope import (
+    Header,
+    Introduction,
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    seal,
+    unseal,
+)
 from fedgist.options import options
 
 log = logging.getLogger("fedgist")
@@ -158,21 +169,21 @@ class RemoteEngine(Engine):
             self.count(SERVER, name, "down", type(msg), packed[key][0])
             headers[name] = self._request(name, tag_of(type(msg)))
             requests[name] = seal(headers[name], packed[key][1])
-        came = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
-        replies = self._replies(ask, headers, came)
+        answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
+        replies = self._replies(ask, headers, answers)
         for name, leaves in replies.items():
             self.count(name, SERVER, "up", ask.reply, leaves)
         self.exchange += 1
         self.answered = min(self.answered, len(replies))
         return self.show(ask, replies, {})
 
-    def _replies(self, ask: Ask, headers: Mapping[str, Request], came: Mapping[str, bytes]) -> dict[str, Leaves]:
+    def _replies(self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes]) -> dict[str, Leaves]:
         """The replies that can be used; where one made a new version of a site's state, that is now its working one."""
         changed: dict[str, str] = {}
         replies: dict[str, Leaves] = {}
-        for id, data in sorted(came.items()):
+        for id, data in sorted(answers.items()):
             try:
-                header, payload = _opened(data, Reply)
+                header, payload = _open(data, Reply)
                 if (header.run, header.version) != (headers[id].run, headers[id].version):
                     raise WireError("it answers another request")
                 replies[id] = self.codec_of(id).read(ask.reply, payload)
@@ -197,16 +208,16 @@ class RemoteEngine(Engine):
         """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""
         if not requests:
             return {}
-        came = self.transport.exchange(requests, self.patience.timeout, enough)
+        answers = self.transport.exchange(requests, self.patience.timeout, enough)
         for id in sorted(requests):
-            found = came.get(id)
+            found = answers.get(id)
             if found is None:
                 self._miss(id, "was not among the first to answer")
             elif isinstance(found, Lost):
                 self.gone[id] = found.why
                 self._miss(id, f"{found.why}; the run goes on without it, and it can join again with --resume")
         self._check_enough()
-        return {id: found for id, found in came.items() if id in requests and isinstance(found, bytes)}
+        return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
 
     def _miss(self, id: str, why: str) -> None:
         if self.missing.get(id) != why:  # once a round, however many exchanges it has
@@ -234,7 +245,7 @@ class RemoteEngine(Engine):
         }
         for id, answer in self._exchange(starts, len(starts)).items():
             try:
-                _opened(answer, Ready)
+                _open(answer, Ready)
             except (WireError, SiteFailure) as error:
                 self.gone[id] = str(error)
                 self._miss(id, f"does not take part: {error}")
@@ -247,13 +258,15 @@ class RemoteEngine(Engine):
             raise FedgistError(f"fewer than {self.patience.sites} sites are left ({reasons}); go on with --resume")
 
 
-def introductions(transport: Transport, ids: list[str], question: Question, timeout: float) -> dict[str, str | Lost]:
+def ask_introductions(
+    transport: Transport, ids: list[str], question: Question, timeout: float
+) -> dict[str, str | Lost]:
     """What each site would run, or why it does not take part."""
     asked = dict.fromkeys(ids, seal(question))
     found: dict[str, str | Lost] = {}
     for id, answer in transport.exchange(asked, timeout, len(ids)).items():
         try:
-            found[id] = answer if isinstance(answer, Lost) else _opened(answer, Introduction)[0].model
+            found[id] = answer if isinstance(answer, Lost) else _open(answer, Introduction)[0].model
         except (WireError, SiteFailure) as error:
             found[id] = Lost(str(error))
     return found
@@ -272,7 +285,7 @@ def describe(task: Task) -> dict[str, Any]:
     }
 
 
-def _opened(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
+def _open(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
     """The envelope, if it is of that kind; a refusal becomes the error that it tells."""
     header: Header
     header, payload = unseal(data)

@@ -20,9 +20,10 @@ from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
-from fedgist.engines.audit import Audit
 from fedgist.engines.engine import SiteFailure, answer, client_rng
-from fedgist.engines.envelope import (
+from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol.audit import Audit
+from fedgist.federation.protocol.envelope import (
     Header,
     Introduction,
     Question,
@@ -34,8 +35,7 @@ from fedgist.engines.envelope import (
     seal,
     unseal,
 )
-from fedgist.engines.policy import Policy, Refused
-from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol.policy import Policy, Refused
 
 log = logging.getLogger("fedgist")
 
@@ -74,7 +74,7 @@ class States:
         return self.folder / f"{version}.safetensors"
 
 
-class Run:
+class SiteRun:
     """One run, as a site takes part in it."""
 
     def __init__(self, id: str, start: Start, method: Method, data: ClientData, executor: Executor, folder: Path):
@@ -122,7 +122,7 @@ class SiteHost:
         self.policy, self.model = policy or Policy(), model
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
-        self._run: Run | None = None
+        self._run: SiteRun | None = None
 
     def handle(self, data: bytes) -> bytes:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
@@ -152,11 +152,11 @@ class SiteHost:
             return Ready(), b""
         if isinstance(header, Request):
             if self._run is None or self._run.start.run != header.run:
-                self._run = self._begin(self._remembered(header.run))
+                self._run = self._begin(self._recall_start(header.run))
             return self._run.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
 
-    def _begin(self, start: Start) -> Run:
+    def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
         if self.model and start.model != self.model:
             raise Refused(
@@ -168,14 +168,14 @@ class SiteHost:
         data = self.policy.admit(data).to(place.device, place.dtype)
         folder = self._folder(start.run)
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(self.id, start, method, data, self.executor, folder)
+        run = SiteRun(self.id, start, method, data, self.executor, folder)
         draft = folder / f".start.{os.getpid()}"
         draft.write_bytes(seal(start))
         draft.replace(folder / "start.envelope")
         log.info(f"site {self.id} takes part in {start.run} with {start.model}")
         return run
 
-    def _remembered(self, run: str) -> Start:
+    def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
         path = self._folder(run) / "start.envelope"
         start = unseal(path.read_bytes())[0] if path.is_file() else None

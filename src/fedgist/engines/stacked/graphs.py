@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import CHUNK, Place
-from fedgist.engines.columns import Column
-from fedgist.engines.grouping import Group
-from fedgist.engines.programs import Call, keep_ended
+from fedgist.engines.stacked.columns import Column
+from fedgist.engines.stacked.grouping import Group
+from fedgist.engines.stacked.programs import Call, keep_ended
 
 
 class NotCapturable(Exception):
@@ -78,7 +78,7 @@ class CapturedScan:
         self._carry = [torch.empty_like(column.spread(group.size, place)) for column in group.carry]
         self._consts = [Buffer(column, place) for column in group.consts]
         self._xs = []
-        for x, dim in zip(place.put(group.requests[0].xs), group.step_dims, strict=True):
+        for x, dim in zip(place.put(group.members[0].xs), group.step_dims, strict=True):
             clients = () if dim is None else (group.size,)
             self._xs.append(x.new_zeros(CHUNK, *clients, *x.shape[1:]))
         self._lengths = torch.zeros(group.size, dtype=torch.int64, device=place.device)

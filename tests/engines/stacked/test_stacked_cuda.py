@@ -13,9 +13,10 @@ from fedgist import models
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool, compute, execute, gradient, scan
-from fedgist.engines.graphs import Captured
 from fedgist.engines.sequential import Sequential
-from fedgist.engines.stacked import Stacked
+from fedgist.engines.stacked import Stacked, graphs
+from fedgist.engines.stacked.columns import Column
+from fedgist.engines.stacked.graphs import Captured
 from fedgist.learning.optimisers import SGD, Adam
 from fedgist.learning.training import Trainer
 
@@ -44,14 +45,17 @@ def mlp(**optimiser: Any) -> Trainer:
     return Trainer(models.build("mlp", SHAPE, CLASSES), SGD(**optimiser))
 
 
-def without_graphs(monkeypatch: pytest.MonkeyPatch) -> Stacked:
-    runner = Stacked(GPU)
-    monkeypatch.setattr(runner, "_record", lambda *_: None)
-    return runner
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
+    """The graphs that were recorded, in their order."""
+    found: list[Captured] = []
 
+    def note(*about: Any) -> Captured:
+        found.append(graphs.capture(*about))
+        return found[-1]
 
-def graphs(runner: Stacked) -> list[Captured]:
-    return [program.recorded for program in runner._programs.values() if program.recorded is not None]
+    monkeypatch.setattr("fedgist.engines.stacked.executor.capture", note)
+    return found
 
 
 CASES: dict[str, tuple[Trainer, tuple[int, ...]]] = {
@@ -65,13 +69,13 @@ CASES: dict[str, tuple[Trainer, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_replay_is_bit_equal_to_the_eager_scan(
-    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recorded: list[Captured]
 ) -> None:
-    runner = Stacked(GPU)
-    recorded = runner.drive(works(*CASES[case]))
-    assert len(graphs(runner)) == 1
-    eager = without_graphs(monkeypatch).drive(works(*CASES[case]))
-    assert [tree.digest(one) for one in recorded] == [tree.digest(one) for one in eager]
+    replayed = Stacked(GPU).drive(works(*CASES[case]))
+    monkeypatch.setattr("fedgist.engines.stacked.executor.SHORTEST_CAPTURE", 1000)
+    eager = Stacked(GPU).drive(works(*CASES[case]))
+    assert len(recorded) == 1
+    assert [tree.digest(one) for one in replayed] == [tree.digest(one) for one in eager]
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
@@ -104,45 +108,43 @@ def test_equals_sequential(model: str, caplog: pytest.LogCaptureFixture) -> None
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
-def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, recorded: list[Captured]) -> None:
     """One graph serves all of them, for scans and for calls, and there is no vmap in it."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 0)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 0)
+    monkeypatch.setattr(torch.func, "vmap", None)
     trainer = mlp(momentum=0.9)
     runner = Stacked(GPU)
     found, plain = (one.drive(works(trainer, (6, 6, 6))) for one in (runner, Sequential(GPU)))
-    assert [program.vectorised.single for program in runner._programs.values()] == [True] and len(graphs(runner)) == 1
+    assert len(recorded) == 1
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one[0], other[0])
     own = [torch.full((5,), float(i), device="cuda") for i in range(3)]
     for _ in range(3):
         made = runner.drive([compute(torch.sin, each) for each in own])
         assert all(torch.equal(one, each.sin()) for one, each in zip(made, own, strict=True))
-    assert len(graphs(runner)) == 2
+    assert len(recorded) == 2
 
 
-def test_results_survive_the_next_replay() -> None:
+def test_results_survive_the_next_replay(recorded: list[Captured]) -> None:
     runner, trainer = Stacked(GPU), mlp(momentum=0.9)
     first = runner.drive(works(trainer, (6, 6), seed=1))
     before = [tree.digest(one) for one in first]
     second = runner.drive(works(trainer, (6, 6), seed=2))
-    assert len(graphs(runner)) == 1
+    assert len(recorded) == 1
     assert [tree.digest(one) for one in first] == before
     assert [tree.digest(one) for one in second] == [
         tree.digest(o) for o in Stacked(GPU).drive(works(trainer, (6, 6), seed=2))
     ]
 
 
-def test_a_longer_pool_is_recorded_anew_and_a_shorter_one_is_not() -> None:
+def test_a_longer_pool_is_recorded_anew_and_a_shorter_one_is_not(recorded: list[Captured]) -> None:
     runner, trainer = Stacked(GPU), mlp()
-    seen: list[Captured] = []
-    for samples in ((20, 30), (10, 15), (40, 20)):
+    for samples, count in (((20, 30), 1), ((10, 15), 1), ((40, 20), 2)):
         found = runner.drive(works(trainer, (6, 6), samples))
         alone = Sequential(GPU).drive(works(trainer, (6, 6), samples))
-        seen += graphs(runner)
+        assert len(recorded) == count
         for one, other in zip(found, alone, strict=True):
             torch.testing.assert_close(one[0], other[0])
-    assert seen[0] is seen[1]
-    assert seen[1] is not seen[2]
 
 
 def test_the_only_graph_of_a_process_is_recorded_anew() -> None:
@@ -170,7 +172,7 @@ def test_the_only_graph_of_a_process_is_recorded_anew() -> None:
 
 def test_data_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pools in the next round are not copied again."""
-    loads: list[int] = []
+    loads: list[bool] = []
     runner, trainer = Stacked(GPU), mlp()
     pools = [Pool(x=torch.ones(9, *SHAPE).cuda(), y=torch.zeros(9, dtype=torch.int64).cuda()) for _ in range(2)]
     plan = {"index": torch.zeros(5, BATCH, dtype=torch.int64), "mask": torch.ones(5, BATCH)}
@@ -180,10 +182,15 @@ def test_data_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.drive([scan(trainer.step, (w, {}), plan, pool, torch.tensor(0.1)) for pool in pools])
 
     go()
-    write = "fedgist.engines.columns.Column._fill"
-    monkeypatch.setattr(write, lambda self, into: loads.append(1))
+    write = Column.write
+
+    def note(column: Column, into: Tensor, place: Place) -> None:
+        loads.append(column.pooled)
+        write(column, into, place)
+
+    monkeypatch.setattr(Column, "write", note)
     go()
-    assert loads == []
+    assert not any(loads)
 
 
 @dataclass(frozen=True)
@@ -197,12 +204,12 @@ class Cube:
         return carry + x * torch.tensor([1.0, 2.0]).to(x.device)
 
 
-def test_a_call_that_comes_again_is_recorded() -> None:
+def test_a_call_that_comes_again_is_recorded(recorded: list[Captured]) -> None:
     runner = Stacked(GPU)
     for turn in range(5):
         points = [torch.tensor([1.0, 2.0]) * n + turn for n in range(3)]
         found = runner.drive([compute(Cube().gradient, at) for at in points])
-        assert len(graphs(runner)) == (turn >= 2)
+        assert len(recorded) == (turn >= 2)
         for at, grad in zip(points, found, strict=True):
             torch.testing.assert_close(grad.cpu(), 3 * at**2)
 
@@ -219,7 +226,7 @@ def test_what_cannot_be_recorded_runs_without(caplog: pytest.LogCaptureFixture) 
 
 def test_a_stack_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client needs 1 GiB for its step and the process may have 5: eight go on by fours or fewer."""
-    monkeypatch.setattr("fedgist.engines.stacked.FILLS_A_GPU", 1 << 40)
+    monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 1 << 40)
     caplog.set_level("INFO", "fedgist")
 
     def step(carry: Tensor, x: Tensor) -> Tensor:
@@ -270,7 +277,7 @@ def test_compiled(caplog: pytest.LogCaptureFixture) -> None:
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
-def test_one_client_alone_is_recorded_too() -> None:
+def test_one_client_alone_is_recorded_too(recorded: list[Captured]) -> None:
     (role,) = works(mlp(), (5,))
     runner = Stacked(GPU)
     work = role.send(None)
@@ -278,4 +285,4 @@ def test_one_client_alone_is_recorded_too() -> None:
     expected = execute(work, GPU)
     (found,) = runner.drive([scan(work.step, work.carry, work.xs, *work.consts)])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert graphs(runner)
+    assert recorded

@@ -1,6 +1,6 @@
 """Which work of different clients is the same computation.
 
-Two requests are the same computation when their functions are equal by value and their arguments agree in structure,
+Work of two clients is the same computation when the functions are equal by value and the arguments agree in structure,
 shapes, dtypes and everything that is not a tensor. Clients with different architectures fall apart by themselves.
 """
 
@@ -60,11 +60,8 @@ class Key:
     def __hash__(self) -> int:
         return self._hash
 
-    def __repr__(self) -> str:
-        return repr(self._tokens)
 
-
-class Request(NamedTuple):
+class FlatWork(NamedTuple):
     """A client's work, flattened once: equal keys mean that one stacked call can do both."""
 
     work: Work
@@ -85,7 +82,7 @@ class Request(NamedTuple):
         return max([x.shape[0] for x in itertools.compress(self.consts, self.pooled)], default=0)
 
 
-def request(work: Work, place: Place) -> Request:
+def flatten(work: Work, place: Place) -> FlatWork:
     carry: list[Tensor] = []
     xs: list[Tensor] = []
     consts: list[Tensor] = []
@@ -93,17 +90,17 @@ def request(work: Work, place: Place) -> Request:
     tokens: list[Hashable] = []
     if isinstance(work, Compute):
         tokens.append(by_value(work.fn))
-        _flatten(work.args, place, tokens, consts, pooled)
-        return Request(work, Key(tokens), carry, xs, consts, pooled, 1)
+        _collect(work.args, place, tokens, consts, pooled)
+        return FlatWork(work, Key(tokens), carry, xs, consts, pooled, 1)
     made = isinstance(work.xs, Chunks)
     tokens += [by_value(work.step), "made" if made else "given"]
-    _flatten(work.carry, place, tokens, carry)
-    _flatten(work.xs.make(work.xs.seed, 0, 1) if made else work.xs, place, tokens, xs, rows=True)
-    _flatten(work.consts, place, tokens, consts, pooled)
-    return Request(work, Key(tokens), carry, xs, consts, pooled, length(work.xs))
+    _collect(work.carry, place, tokens, carry)
+    _collect(work.xs.make(work.xs.seed, 0, 1) if made else work.xs, place, tokens, xs, rows=True)
+    _collect(work.consts, place, tokens, consts, pooled)
+    return FlatWork(work, Key(tokens), carry, xs, consts, pooled, length(work.xs))
 
 
-def _flatten(
+def _collect(
     node: Tree,
     place: Place,
     tokens: list[Hashable],
@@ -114,7 +111,7 @@ def _flatten(
     """Append the tensors of a tree to `tensors`, in the order of `tree.leaves`, and all else about it to `tokens`.
 
     With `rows`, and within a `Pool`, the first dimension of the tensors is free. One pass, because it runs for every
-    client and every request.
+    client and every call.
     """
     if isinstance(node, Tensor):
         tensors.append(node)
@@ -124,7 +121,7 @@ def _flatten(
         tokens += (dtype, node.shape[1:] if rows else node.shape)
     elif isinstance(node, dict):
         rows = rows or isinstance(node, Pool)
-        if len(node) >= MANY and (known := _flat(node, place, rows)):
+        if len(node) >= MANY and (known := _recognise(node, place, rows)):
             tokens += known.tokens
             tensors += [node[name] for name in known.names]
             if pooled is not None:
@@ -133,11 +130,11 @@ def _flatten(
         names = sorted(node)
         tokens.append((type(node), *names))
         for name in names:
-            _flatten(node[name], place, tokens, tensors, pooled, rows)
+            _collect(node[name], place, tokens, tensors, pooled, rows)
     elif isinstance(node, (list, tuple)):
         tokens.append((type(node), len(node)))
         for value in node:
-            _flatten(value, place, tokens, tensors, pooled, rows)
+            _collect(value, place, tokens, tensors, pooled, rows)
     else:
         tokens.append((type(node), by_value(node)))
 
@@ -146,26 +143,26 @@ MANY = 4
 """Tensors from which on it is cheaper to recognise a dict than to look at each of them."""
 
 
-class _Flat(NamedTuple):
-    """What `_flatten` finds in a dict of tensors."""
+class _FlatDict(NamedTuple):
+    """What `_collect` finds in a dict of tensors."""
 
     names: list[str]
     tokens: list[Hashable]
     alive: list[weakref.ref[Tensor]]
 
 
-_known: dict[Hashable, _Flat] = {}
+_known: dict[Hashable, _FlatDict] = {}
 """Dicts of tensors by the identities of these, forgotten when the first dies: its identity may become another's."""
 
 
-def _flat(node: dict[str, Any], place: Place, rows: bool) -> _Flat | None:
+def _recognise(node: dict[str, Any], place: Place, rows: bool) -> _FlatDict | None:
     """A dict of tensors, looked at once: a client's weights come again, the very same, in thousands of exchanges."""
     mark = (type(node), place.dtype, rows, *node, *map(id, node.values()))
     if mark not in _known and all(isinstance(value, Tensor) for value in node.values()):
         names = sorted(node)
         tokens: list[Hashable] = [(type(node), *names)]
         for name in names:
-            _flatten(node[name], place, tokens, [], rows=rows)
+            _collect(node[name], place, tokens, [], rows=rows)
         alive = [weakref.ref(tensor, lambda _: _known.pop(mark, None)) for tensor in node.values()]
-        _known[mark] = _Flat(names, tokens, alive)
+        _known[mark] = _FlatDict(names, tokens, alive)
     return _known.get(mark)
