@@ -24,9 +24,10 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.runner import run
+from fedgist.families import surrogate
 from fedgist.families.surrogate import Images
 from fedgist.options import build
-from fedgist.synthesis import surrogate
+from fedgist.synthesis import trust_region
 from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.trust_region import project
 
@@ -231,7 +232,7 @@ def test_the_servers_rate_falls_in_the_second_half(monkeypatch: pytest.MonkeyPat
 
 def test_the_server_may_see_its_images_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mirrored images, and no others: a step on all of them mirrored is the step that the server makes."""
-    monkeypatch.setattr(surrogate, "Change", lambda numbers, like: lambda x: x.flip(3))
+    monkeypatch.setattr(trust_region, "Change", lambda numbers, like: lambda x: x.flip(3))
     settings = {"server_epochs": 1, "server_batch": 64, "server_momentum": 0.0, "server_weight_decay": 0.0}
     made = {}
     for kinds in ((), ("flip",)):

@@ -308,7 +308,7 @@ def test_dreams(robust: float, calls: list[str], admit: Admit) -> None:
     alone = dreams(mine, Sequential(place), clients)
     assert calls.count("backward") == count * clients
     calls.clear()
-    together = dreams(mine, Stacked(place, workers=1, measure=False), clients)
+    together = dreams(mine, Stacked(place, workers=1), clients)
     assert calls.count("backward") == count
     calls.clear()
     admit("FROZEN_CONV", False)
