@@ -233,7 +233,7 @@ def test_a_full_gpu_is_no_defect(monkeypatch):
     def full(self, data, rng):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
 
-    monkeypatch.setattr("fedgist.learning.training.LocalOptions.plan", full)
+    monkeypatch.setattr("fedgist.families.local_training.LocalOptions.plan", full)
     result = call("run", "fedavg", *TINY, "--quiet", code=2)
     assert result.stderr == "fedgist: the GPU's memory is full: make batches smaller, or choose --device cpu\n"
 
@@ -242,7 +242,7 @@ def test_a_defect_ends_with_1_and_says_in_which_client(monkeypatch):
     def broken(self, data, rng):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("fedgist.learning.training.LocalOptions.plan", broken)
+    monkeypatch.setattr("fedgist.families.local_training.LocalOptions.plan", broken)
     result = call("run", "fedavg", *TINY, "--quiet", code=1)
     (line,) = result.stderr.splitlines()
     assert line.startswith("fedgist: internal error, please report it (ZeroDivisionError: oops in client 0, round 1, ")

@@ -43,9 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @cache
 def toy(method: str) -> tuple[RunConfig, Inputs]:
     """The method's toy profile on 300 real 8×8 digits over five clients."""
-    config = resolve(
-        {"method": method, "dataset": "digits", "limit": 300, "clients": 5, "device": "cpu"}, profile="toy"
-    )
+    layer = {"method": method, "dataset": "digits", "limit": 300, "clients": 5, "device": "cpu"}
+    config = resolve(layer, profile="toy" if "toy" in methods.find(method).profiles else None)
     return config, from_dataset(config)
 
 
@@ -305,12 +304,13 @@ def test_additive_fields_are_never_visible(federation: Build, method: str, monke
 def test_profiles(method: str) -> None:
     """Each profile resolves to a valid configuration, and a reduced one says what it reduced."""
     found = methods.find(method)
-    assert found.profiles.keys() >= {"paper", "small", "demo", "toy"}
+    if found.__module__.startswith("fedgist.methods."):  # others may do without
+        assert found.profiles.keys() >= {"paper", "small", "demo", "toy"}
+        assert found.summary.endswith(".")
     for profile in found.profiles:
         assert resolve({"method": method}, profile=profile).method == method
     assert all("dataset" in found.profiles[profile] for profile in found.profiles.keys() - {"demo", "toy"})
-    assert all("note" in found.profiles[profile] for profile in ("small", "demo"))
-    assert found.summary.endswith(".")
+    assert all("note" in found.profiles[profile] for profile in found.profiles.keys() & {"small", "demo"})
     assert len(found.summary) < 140
 
 

@@ -22,6 +22,7 @@ from fedgist.core.method import Method
 log = logging.getLogger("fedgist")
 
 ELSEWHERE = "fedgist_methods"
+LEFT_OUT = "what this file has is left out"
 
 
 @cache
@@ -32,7 +33,9 @@ def registry() -> dict[str, type[Method[Any]]]:
         for method in filter(is_method, vars(module).values()):
             known = found.setdefault(method.name, method)
             if known is not method:
-                raise FedgistError(f"{module.__file__}: there is a method {method.name} already, in {_file(known)}")
+                log.warning(
+                    f"{module.__file__}: there is a method {method.name} already, in {_file(known)}; {LEFT_OUT}"
+                )
     return dict(sorted(found.items()))
 
 
@@ -50,7 +53,7 @@ def _modules() -> Iterator[ModuleType]:
         try:
             yield importlib.import_module(f"{ELSEWHERE}.{found.name}")
         except Exception as error:  # of somebody's own file: whatever it is, it is no reason not to run the others
-            log.warning(f"{_explain(error, found.name)}; the methods in this file are left out")
+            log.warning(f"{_explain(error, found.name)}; {LEFT_OUT}")
 
 
 def _explain(error: Exception, name: str) -> str:
