@@ -30,7 +30,9 @@ from fedgist.families.local_training import LocalOptions
 
 EPS = torch.finfo(torch.float32).eps
 DEVICE = os.environ.get("FEDGIST_TEST_DEVICE", "cpu")  # `cuda` runs the suite on a GPU
-FAST = [name for name in EXECUTORS if name != "sequential"]
+ON_A_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="15 s and more a method: set FEDGIST_TEST_DEVICE=cuda")
+COMPILED = pytest.param("compiled", marks=[ON_A_GPU, pytest.mark.filterwarnings("ignore")])  # the compiler's warnings
+FAST = [*(name for name in EXECUTORS if name != "sequential"), COMPILED]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
