@@ -1,6 +1,6 @@
 """What all engines share: who is asked, what is counted, what an asker is shown, and how a client answers.
 
-An exchange comes back to `Engine.show` as packed replies by site, and a site's reply leaves `answer` as a message that
+An exchange comes back to `Engine.answers` as packed replies by site, and a site's reply leaves `answer` as a message that
 is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
 """
 
@@ -129,7 +129,7 @@ class Engine(ABC):
         if self.ledger.records(entry.type):
             self.ledger.keep(entry, to_bytes(cls, leaves))
 
-    def show(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers[Any] | TooFewAnswers:
+    def answers(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers[Any] | TooFewAnswers:
         """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
         replies = dict(sorted(replies.items()))
         if len(replies) < ask.at_least:

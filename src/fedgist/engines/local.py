@@ -182,7 +182,7 @@ class LocalEngine(Engine):
                 replies[id] = leaves
         arrived = self._arrived(ask)
         replies |= {id: reply["leaves"] for id, reply in arrived.items()}
-        return self.show(ask, replies, {id: reply["round"] for id, reply in arrived.items()})
+        return self.answers(ask, replies, {id: reply["round"] for id, reply in arrived.items()})
 
     def _unreachable(self, node: str, id: str) -> bool:
         """Whether a site cannot be asked: it is away, the peer that asks is, or it still owes that one a reply.

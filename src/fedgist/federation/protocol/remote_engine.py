@@ -175,7 +175,7 @@ class RemoteEngine(Engine):
             self.count(name, SERVER, "up", ask.reply, leaves)
         self.exchange += 1
         self.answered = min(self.answered, len(replies))
-        return self.show(ask, replies, {})
+        return self.answers(ask, replies, {})
 
     def _replies(self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes]) -> dict[str, Leaves]:
         """The replies that can be used; where one made a new version of a site's state, that is now its working one."""
