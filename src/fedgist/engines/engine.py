@@ -1,7 +1,7 @@
 """What all engines share: who is asked, what is counted, what an asker is shown, and how a client answers.
 
-An exchange comes back to `Engine.answers` as packed replies by site, and a site's reply leaves `answer` as a message that
-is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
+An exchange comes back to `Engine.answers` as packed replies by site, and a site's reply leaves `answer` as a message
+that is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
 """
 
 from abc import ABC, abstractmethod
