@@ -85,6 +85,12 @@ def test_the_name_of_a_configuration_does_not_depend_on_its_seed():
     assert digest(resolve({"method": "fedavg", "lr": 0.5})) != digest(config)
 
 
+def test_runs_made_before_are_found_again():
+    """Folders are named by these digits, so that an option that moves, or comes to be, must not change them."""
+    assert digest(resolve({"method": "fedavg"})) == "3436a2b7"
+    assert digest(resolve({"method": "fedavg", "device": "cpu", "engine": "stacked"})) == "7760b481"
+
+
 def test_every_option_of_a_partition_can_be_set():
     """Each kind's options are fields of the run, with the same defaults."""
     for kind in partitions.available():

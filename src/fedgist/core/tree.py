@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedgist.core.files import replacing
+
 Tree = Any
 """A nested dict, list or tuple of tensors and scalars."""
 
@@ -158,12 +160,8 @@ def save(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree to a safetensors file; the file appears whole or not at all."""
     tensors: dict[str, Tensor] = {}
     described = json.dumps(_describe(tree, tensors))
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    save_file(tensors, partial, metadata={"tree": described})
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
+    with replacing(Path(path)) as draft:
+        save_file(tensors, draft, metadata={"tree": described})
 
 
 def load(path: str | os.PathLike[str]) -> Tree:

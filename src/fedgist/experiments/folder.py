@@ -5,13 +5,13 @@ says how long it was, so that a resumed run cuts off what came after. `result.js
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
+from fedgist.core.files import replacing
 
 KEPT_CHECKPOINTS = 2  # the last, and the one before it in case the last cannot be read
 
@@ -91,11 +91,8 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file, in a folder that need not exist yet: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:

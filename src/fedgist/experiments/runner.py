@@ -25,6 +25,7 @@ import fedgist
 from fedgist import engines, methods
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.files import replacing
 from fedgist.core.federation import SERVER, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method, who_sees_what
@@ -419,10 +420,8 @@ def _last_checkpoint(folder: RunFolder) -> Any:
 
 
 def _write_indices(path: Path, parts: dict[str, np.ndarray]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
+    with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **parts)  # type: ignore[arg-type]
-    draft.replace(path)
 
 
 def _about(method: Method) -> dict[str, Any]:
