@@ -26,7 +26,7 @@ from fedgist.data import datasets, partitions
 from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import Dataset
 from fedgist.engines.local import LocalEngine, run_rounds
-from fedgist.experiments.runner import environment
+from fedgist.experiments.provenance import environment
 from fedgist.options import build
 
 CLIENT_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -204,7 +204,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--seeds", type=int, default=3, help="test runs of each method")
     parser.add_argument("--tuning-seeds", type=int, default=3, help="validation runs of each candidate")
-    parser.add_argument("--engine", default="measured")
+    parser.add_argument("--engine", default="stacked")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--together", type=int, default=12, help="runs driven together")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/baselines_mnist.json"))

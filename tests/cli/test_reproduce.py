@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedgist.cli import app
 from fedgist.cli import reproduction as reproduction_command
-from fedgist.experiments import reproduction, workers
+from fedgist.experiments import estimates, presets, reproduction, workers
 
 PRESET = """
 paper = "Nobody 2026"
@@ -43,7 +43,6 @@ values.avg = ["50.0±1.0", 1000]
 @pytest.fixture(autouse=True)
 def toy(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGIST_PRESETS", str(tmp_path))
-    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("toy.toml").write_text(PRESET.format(rounds=2))
 
@@ -56,7 +55,7 @@ def call(*arguments, code=0):
 
 def test_a_preset_runs_and_the_paper_stands_beside_ours():
     result = call("toy/table", "--jobs", "1", "--device", "cpu")
-    assert "toy/table: 4 cells, 8 runs to make, 0 finished; about 0:00 with 1 at a time (a few steps" in result.stderr
+    assert "toy/table: 4 cells, 8 runs to make, 0 finished; no estimate for some of them" in result.stderr
     assert "8/8 " in result.stderr
     lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "50.00 ± 1.00" in lines["avg, a=0.1"]
@@ -73,6 +72,17 @@ def test_a_preset_runs_and_the_paper_stands_beside_ours():
     shown = json.loads(call("toy/table", "--show", "--json").stdout)
     assert shown["state"] == "holds partly"
     assert shown["cells"]["avg, a=0.1"]["within"] is True
+
+
+def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
+    runs = {cell.run: 50.0 for cell in presets.available()["toy/table"].cells}
+    (tmp_path / "table.json").write_text(json.dumps({"machine": "M", "calibration": 2.0, "seconds": runs}))
+    monkeypatch.setattr(estimates, "REFERENCE", tmp_path / "table.json")
+    monkeypatch.setattr(estimates, "calibration", lambda: 3.0)
+    result = call("toy/table", "--jobs", "1", "--device", "cpu")
+    # 4 cells, 2 seeds, 50 s each on M, which is 1.5 times as fast: 600 s.
+    said = "about 10:00 with 1 at a time (counted on another machine (M), times 1.5 here)"
+    assert f"8 runs to make, 0 finished; {said}" in result.stderr
 
 
 def test_the_command_that_is_published_names_no_folder_of_this_machine(monkeypatch):

@@ -19,8 +19,13 @@ def test_a_file_appears_whole_and_nothing_else_stays(tmp_path: Path) -> None:
 def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(OSError, match="full"), replacing(path) as draft:
-        draft.write_text("ne")
-        raise OSError("the disk is full")
+
+    def fail() -> None:
+        with replacing(path) as draft:
+            draft.write_text("ne")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

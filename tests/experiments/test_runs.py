@@ -1,6 +1,5 @@
 """Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
 
-import dataclasses
 import json
 import statistics
 
@@ -14,11 +13,10 @@ from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.data import datasets
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.stacked import Stacked
 from fedgist.experiments import config as configs
 from fedgist.experiments import folder as folders
-from fedgist.experiments import runner
-from fedgist.experiments.folder import RunFolder, free_folder, run_folders
+from fedgist.experiments import results, runner
+from fedgist.experiments.folder import RunFolder, default_folder, each_seed, free_folder, run_folders
 
 SMALL = {"rounds": 4, "clients": 3, "steps": 2, "model": "mlp:hidden=8", "device": "cpu"}
 
@@ -111,15 +109,15 @@ def killed_at(monkeypatch, owner, name, call, after):
 KILLS = [
     (owner, name, call, after)
     for owner, name, calls in [
-        (folders, "write_text", (1, 2)),  # config.toml, partition.json
-        (runner, "_write_indices", (1,)),
+        (folders, "write_text", (1, 2, 4)),  # config.toml, partition.json, method.json
+        (np, "savez_compressed", (1,)),  # who holds which samples
         (LocalEngine, "run_round", (1, 3)),
         (LocalEngine, "evaluate", (2,)),
         (LocalEngine, "collect", (2, 4)),  # in the middle of an exchange
         (Ledger, "position", (2,)),
         (tree, "save", (1, 2, 4, 5)),  # checkpoints, and the state at the end
-        (RunFolder, "drop_old_checkpoints", (3,)),
-        (runner, "write_json", (3,)),  # result.json
+        (RunFolder, "checkpoint_files", (4,)),  # of which old ones go
+        (results, "write_json", (1,)),  # result.json
     ]
     for call in calls
     for after in (False, True)
@@ -305,16 +303,29 @@ def test_a_gpu_with_too_high_a_number(device, monkeypatch):
     assert runner.prepare(config_of(device="cuda:1")).device == "cuda:1"
 
 
-def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypatch):
-    config = config_of(engine="measured", clients=10, steps=12)
-    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "stacked")
-    runner.run(dataclasses.replace(config, rounds=2), tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    folder = RunFolder(tmp_path / "run")
-    folder.config.write_text(configs.dump(runner.prepare(config)))
-    monkeypatch.setattr(Stacked, "_faster", lambda self, members: "threaded")
+def test_a_checkpoint_of_before_resumes(uninterrupted, tmp_path):
+    """It has one key more: what an engine that is no more had picked."""
+    config = config_of(offline=0.2, record="all")
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 4, after=False)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    newest = RunFolder(tmp_path / "run").checkpoint_files()[0]
+    tree.save({**tree.load(newest), "picked": "{}"}, newest)
     runner.run(config, tmp_path / "run", resume=True)
-    assert set(json.loads(folder.result.read_text())["picked"].values()) == {"stacked"}
+    assert contents(tmp_path / "run") == uninterrupted
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_goes(tmp_path):
+    config = config_of()
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 2, after=False)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    draft = RunFolder(tmp_path / "run").checkpoints / ".round-000002.safetensors.1"
+    draft.write_bytes(b"half")
+    runner.run(config, tmp_path / "run", resume=True)
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize(
@@ -324,7 +335,7 @@ def test_what_was_measured_is_picked_again_when_a_run_goes_on(tmp_path, monkeypa
         ({"model": "lenet5"}, "threaded"),
         ({"architectures": "mlp,cnn"}, "stacked"),
         ({"architectures": "mlp,lenet5"}, "threaded"),
-        ({"engine": "measured"}, "measured"),
+        ({"engine": "sequential"}, "sequential"),
     ],
 )
 def test_the_automatic_engine_fits_the_model(values, engine):
@@ -333,11 +344,11 @@ def test_the_automatic_engine_fits_the_model(values, engine):
 
 def test_default_folders_name_method_data_seed_and_configuration():
     one, two = config_of(seed=3), config_of(seed=3, lr=0.5)
-    assert str(runner.default_folder(one)).startswith("runs/fedavg-digits-3-")
-    assert runner.default_folder(one) != runner.default_folder(two)
+    assert str(default_folder(one)).startswith("runs/fedavg-digits-3-")
+    assert default_folder(one) != default_folder(two)
     three = config_of(seed=3, seeds=3)
-    assert runner.default_folder(three).name.startswith("fedavg-digits-3to5-")
-    assert [path.name for _, path in runner.each_seed(three, runner.default_folder(three))] == [
+    assert default_folder(three).name.startswith("fedavg-digits-3to5-")
+    assert [path.name for _, path in each_seed(three, default_folder(three))] == [
         "seed-3",
         "seed-4",
         "seed-5",
@@ -360,16 +371,16 @@ def test_seeds_run_together_are_the_seeds_run_alone(tmp_path):
     three = [config_of("fedprox", rounds=3, seed=seed, engine="sequential") for seed in (0, 1, 2)]
     alone = [runner.run(config, tmp_path / f"alone-{config.seed}") for config in three]
     runs = [(config, tmp_path / f"together-{config.seed}") for config in three]
-    original, kept = runner._Run.keep, []
+    original, kept = RunFolder.save_checkpoint, []
 
-    def stops(self, report, seconds):
-        original(self, report, seconds)
-        kept.append((self.config.seed, self.engine.rounds_done))
+    def stops(self, round, *state):
+        original(self, round, *state)
+        kept.append((int(self.path.name.removeprefix("together-")), round))
         if len(kept) == 4:  # seed 0 has two rounds, the others one
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner._Run, "keep", stops)
+        patch.setattr(RunFolder, "save_checkpoint", stops)
         with pytest.raises(runner.Interrupted):
             runner.run_together(runs)
     assert kept == [(0, 1), (1, 1), (2, 1), (0, 2)]
