@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fedgist import methods
 from fedgist.core import tree
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, length, steps
@@ -275,9 +276,13 @@ def write(path: Path, afresh: bool) -> None:
     wanted = {cell.run: cell.config for cell in cells}
     seconds = {run: known["seconds"][run] for run in wanted if run in known["seconds"]}
     for number, (run, config) in enumerate(wanted.items(), start=1):
-        if run not in seconds and (counted := estimate(config, timed)) is not None:
-            seconds[run] = round(counted / factor, 1)
-            print(f"{number}/{len(wanted)} {run}: {counted:.1f} s here", flush=True)
+        if run not in seconds:
+            try:
+                counted, said = estimate(config, timed), ""
+            except FedgistError as wrong:  # a run that cannot be made takes no known time
+                counted, said = None, f" ({wrong})"
+            seconds[run] = None if counted is None else round(counted / factor, 1)
+            print(f"{number}/{len(wanted)} {run}: {seconds[run]} s{said}", flush=True)
             write_json(path, {**known, "seconds": dict(sorted(seconds.items()))})  # stopped, it goes on from here
     write_json(path, {**known, "seconds": dict(sorted(seconds.items()))})
 
