@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.cli import reproduction as reproduction_command
 from fedgist.experiments import estimates, presets, reproduction, workers
 
 PRESET = """
@@ -88,8 +87,10 @@ def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
 def test_the_command_that_is_published_names_no_folder_of_this_machine(monkeypatch):
     words = ["--data-dir=/home/me/data", "--out", "/home/me/runs", "--results=a=b", "--only", "a=1"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fedgist", "reproduce", "toy/table", *words])
+    call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet")
+    kept = json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"]["avg, a=1"]
     wanted = "fedgist reproduce toy/table --data-dir=DIR --out DIR --results=DIR --only a=1"
-    assert reproduction_command._command() == wanted
+    assert kept["about"]["command"] == wanted
 
 
 def test_the_small_says_what_was_reduced_and_seeds_can_be_fewer():
@@ -146,17 +147,12 @@ def test_missing_data_is_said_once_and_the_rest_is_run():
     assert "2 of 4 cells run" in result.stdout
 
 
-@pytest.mark.parametrize("body", ["pass", "input()"], ids=["before it has a job", "with a job in hand"])
-def test_no_run_is_lost_without_a_word_when_the_processes_die(body, monkeypatch):
-    def dying(threads):
-        process = subprocess.Popen(
-            [sys.executable, "-c", body], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        if body == "pass":
-            process.wait()
-        return process
-
-    monkeypatch.setattr(workers, "_start", dying)
+@pytest.mark.parametrize("body", ["exit", "read line"], ids=["before it has a job", "with a job in hand"])
+def test_no_run_is_lost_without_a_word_when_the_processes_die(body, tmp_path, monkeypatch):
+    dying = tmp_path / "python"
+    dying.write_text(f"#!/bin/sh\n{body}\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
     jobs, told = [workers.Job(()) for _ in range(5)], []
     workers.do_all(jobs, 2, lambda job, wrong: told.append((id(job), wrong)))
     assert sorted(told) == sorted((id(job), workers.ENDED) for job in jobs)

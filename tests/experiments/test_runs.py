@@ -1,5 +1,6 @@
 """Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
 
+import dataclasses
 import json
 import statistics
 
@@ -78,6 +79,14 @@ def test_without_a_folder_the_result_is_the_same(tmp_path, monkeypatch):
     on_disk = runner.run(config_of(), tmp_path / "run")
     assert tree.digest(in_memory.state) == tree.digest(on_disk.state)
     assert in_memory.folder is None
+
+
+def test_what_a_run_returns_is_what_its_folder_says(tmp_path):
+    made = runner.run(config_of(), tmp_path / "run")
+    read = results.load(RunFolder(tmp_path / "run"))
+    for name in (field.name for field in dataclasses.fields(made)):
+        ours, theirs = getattr(made, name), getattr(read, name)
+        assert tree.digest(ours) == tree.digest(theirs) if name in ("state", "weights") else ours == theirs
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4])])

@@ -41,10 +41,7 @@ class RunConfig:
     method: str = option("fedavg", "The method; `fedgist list methods` names them.")
     dataset: str = _data("digits", "The data set; `fedgist list datasets` names them.", flag="NAME")
     data_dir: str | None = _data(
-        None,
-        "Folder with data files; without it, the folder that FEDGIST_DATA names.",
-        role=Role.EXECUTION,
-        flag="DIR",
+        None, "Folder with data files; without it, the folder that FEDGIST_DATA names.", role=Role.EXECUTION, flag="DIR"
     )
     normalise: str = _data("dataset", "How pixels are scaled: dataset (its mean and deviation), half, train or unit.")
     limit: int | None = _data(None, "Use at most this many training samples.", low=1)
@@ -98,11 +95,7 @@ class RunConfig:
         role=Role.NONE,  # it changes what comes out
     )
     offline: float = _network(
-        0.0,
-        "Chance that a client does not answer in a round.",
-        low=0,
-        high=1,
-        role=Role.GROUND | Role.SIMULATION,
+        0.0, "Chance that a client does not answer in a round.", low=0, high=1, role=Role.GROUND | Role.SIMULATION
     )
     delay: int = _network(
         0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -118,16 +117,11 @@ def matches(cell: Cell, words: str) -> bool:
 
 def elsewhere() -> dict[str, dict[str, str]]:
     """What of each paper is no preset, and where it is instead."""
-    return {
-        path.stem: tomllib.loads(path.read_text("utf-8")).get("elsewhere", {}) for path in sorted(HERE.glob("*.toml"))
-    }
+    return {path.stem: configs.read(path).get("elsewhere", {}) for path in sorted(HERE.glob("*.toml"))}
 
 
 def _read(path: Path, scale: str) -> Iterator[Preset]:
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedgistError(f"{path} is not TOML: {error}") from error
+    content = configs.read(path)
     for name, table in content.items():
         if name not in FILE_KEYS:
             yield _preset(f"{path.stem}/{name}", table, content, scale)

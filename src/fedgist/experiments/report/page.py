@@ -150,7 +150,9 @@ def _efficiency(costs: Sequence[efficiency.Cost]) -> list[Table]:
     base = next((cost for cost in costs if cost.method == efficiency.BASE), None)
     found = [tables.efficiency(costs)] if base is not None and len(costs) > 1 else []
     encrypted = [cost for cost in costs if cost.method in efficiency.ENCRYPTED]
-    return found + ([tables.encryption(encrypted, base)] if any(cost.method != efficiency.BASE for cost in encrypted) else [])
+    if any(cost.method != efficiency.BASE for cost in encrypted):
+        found.append(tables.encryption(encrypted, base))
+    return found
 
 
 def _privacy(groups: Sequence[Group]) -> list[str]:
