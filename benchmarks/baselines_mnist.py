@@ -26,7 +26,7 @@ from fedgist.data import datasets, partitions
 from fedgist.data.client_data import ClientData
 from fedgist.data.datasets import Dataset
 from fedgist.engines.local import LocalEngine, run_rounds
-from fedgist.experiments.runner import environment
+from fedgist.experiments.provenance import environment
 from fedgist.options import build
 
 CLIENT_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)

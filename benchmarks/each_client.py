@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedgist.core import tree
+from fedgist import storage
 from fedgist.experiments import config as configs
 from fedgist.experiments import reproduction
 from fedgist.experiments.folder import RunFolder
@@ -24,7 +24,7 @@ from fedgist.learning.evaluation import Classifier
 def accuracies(folder: RunFolder) -> dict[str, float]:
     """Client and architecture -> the share of the client's test set that its model gets right."""
     inputs = from_dataset(configs.resolve(configs.load(folder.config), {"device": "cpu"}))
-    states = tree.load(folder.checkpoint_files()[0])["engine"]["sites"]
+    states = storage.load(folder.checkpoint_files()[0])["engine"]["sites"]
     found = {}
     for id in sorted(states, key=int):
         name = inputs.info[id]["model"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Pool
@@ -46,7 +47,7 @@ def drift(folder: RunFolder, client: str, rates: list[float], steps: int, batch:
         means = shares(counts, counts).float() @ embed(net, around, seen)
         return matching_loss(means, own @ embed(net, around, images))
 
-    last = tree.load(folder.checkpoint_files()[0])
+    last = storage.load(folder.checkpoint_files()[0])
     for name, w in (("fresh", net.init(rng("fresh"))), ("last", last["engine"]["states"]["server"]["w"])):
         for rate in rates:
             matcher = Matcher(net, rho, SGD(config.options.momentum), rate)

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from timing import wait
 
-from fedgist import models
+from fedgist import models, storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool, scan
@@ -59,7 +59,7 @@ def main() -> None:
                     ends.append(end)
             apart = (tree.norm(tree.sub(ends[0], ends[-1])) / tree.norm(ends[0])).item()
             line = {"model": name, "order": order, "ms": round(1e3 * seconds / options.steps, 3)}
-            print(json.dumps(line | {"ends": len({tree.digest(end) for end in ends}), "apart": round(apart, 4)}))
+            print(json.dumps(line | {"ends": len({storage.digest(end) for end in ends}), "apart": round(apart, 4)}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Compute, Place, Scan, execute
 from fedgist.experiments import config as configs
-from fedgist.experiments import runner
+from fedgist.experiments import results
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import from_dataset
 from fedgist.families.local_training import trainer
@@ -60,7 +60,7 @@ def live(folder: RunFolder) -> str:
     """A finished run: what matters of its settings, and the share of its last hidden layer that is above zero."""
     config = configs.resolve(configs.load(folder.config), HERE)
     inputs = from_dataset(config)
-    result = runner.load_result(folder)
+    result = results.load(folder)
     assert result.weights is not None
     features = inputs.task.models[inputs.task.model](result.weights, inputs.test[0][:1000]).features
     names = ("labels", "objective", "lr", "momentum", "switch1")

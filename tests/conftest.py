@@ -12,7 +12,7 @@ import pytest
 import sklearn.datasets  # noqa: F401 (its first import draws from Python's global generator, which tests watch)
 import torch
 
-from fedgist.core import tree
+from fedgist import storage
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method
 from fedgist.engines import executor
@@ -75,10 +75,10 @@ def same_as_in_one_process(tmp_path: Path) -> Callable[..., RemoteEngine]:
                 far.run_round()
                 assert near.evaluate(inputs.test) == far.evaluate(inputs.test)
         assert not far.gone
-        assert tree.digest(near.states) == tree.digest(far.states)
+        assert storage.digest(near.states) == storage.digest(far.states)
         for id, version in far.versions.items():
-            kept = tree.load(sites / id / "runs" / far.run / f"{version}.safetensors")
-            assert tree.digest(near.site_states[id]) == tree.digest(kept)
+            kept = storage.load(sites / id / "runs" / far.run / f"{version}.safetensors")
+            assert storage.digest(near.site_states[id]) == storage.digest(kept)
         assert (tmp_path / "near.csv").read_text() == (tmp_path / "far.csv").read_text()
         return far
 

@@ -1,11 +1,12 @@
 """Options: what is accepted, and the sentence for what is not."""
 
-from dataclasses import dataclass
+import tomllib
+from dataclasses import asdict, dataclass
 
 import pytest
 
 from fedgist.core.errors import FedgistError
-from fedgist.options import build, option, options
+from fedgist.options import Role, build, having, option, options, toml
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,34 @@ def test_options_carry_their_sentence():
 
 def test_defaults_pass_their_own_checks():
     assert build(Config, {name: o.default for name, o in options(Config).items()}) == Config()
+
+
+@dataclass(frozen=True)
+class Grouped:
+    plain: int = option(1, "Plain.")
+    near: str = option("x", "Near.", ("x", "y"), group="Place", role=Role.SITES)
+    far: tuple[str, ...] = option(("a", "b"), "Far.", group="Place", role=Role.SITES | Role.EXECUTION)
+    late: float | None = option(None, "Late.", group="Time", role=Role.EXECUTION)
+
+
+def test_options_are_found_by_their_role():
+    assert having(Grouped, Role.SITES) == ["near", "far"]
+    assert having(Grouped(), Role.EXECUTION) == ["far", "late"]
+    assert having(Grouped, Role.SITES | Role.EXECUTION) == ["near", "far", "late"]
+    assert having(Grouped, Role.GROUND) == []
+
+
+def test_values_are_written_under_their_sentences_and_groups_under_headings():
+    text = toml(options(Grouped), asdict(Grouped()))
+    assert text.splitlines() == [
+        "# Plain.", "plain = 1", "",
+        "## Place", "", "# Near.", "# One of: x, y.", 'near = "x"', "",
+        "# Far.", 'far = ["a", "b"]', "",
+        "## Time", "", "# Late.", 'late = "none"',
+    ]  # fmt: skip
+    assert build(Grouped, tomllib.loads(text)) == Grouped()
+
+
+@pytest.mark.parametrize("value", ["", 'quo"te', "back\\slash", "delete\x7f", "line\nfeed", "µ × ✓"])
+def test_any_text_is_read_back(value):
+    assert tomllib.loads(toml(options(Grouped), {"near": value})) == {"near": value}

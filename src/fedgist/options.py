@@ -6,10 +6,12 @@
         hidden: tuple[int, ...] = option((200, 100), "Widths of the hidden layers.", low=1)
 
 `build(Config, {"lr": "0.5"})` gives `Config(lr=0.5)`; whatever is wrong is one sentence that names the key, the value
-and what is allowed.
+and what is allowed. `toml` writes what `build` reads.
 """
 
 import dataclasses
+import enum
+import json
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,20 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 LARGEST = {int: 2**63 - 1, float: 3.4e38}  # what int64 and float32, in which all is computed, can hold
 
 
+class Role(enum.Flag):
+    """What sets an option apart; one without a role says what is computed, wherever that is."""
+
+    NONE = 0
+    GROUND = enum.auto()
+    """Methods that are compared stand on it: it is the same for all of them."""
+    SIMULATION = enum.auto()
+    """Only clients that are simulated on one machine have it; a federation refuses it."""
+    SITES = enum.auto()
+    """In a federation the sites decide it, not whoever starts the run."""
+    EXECUTION = enum.auto()
+    """How, where or with which seed a run is made, not which run it is."""
+
+
 def option(
     default: Any,
     help: str,
@@ -33,10 +49,18 @@ def option(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    group: str = "",
+    role: Role = Role.NONE,
+    flag: str | None = None,
 ) -> Any:
-    """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not."""
+    """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not.
+
+    `group` is the heading under which it is shown, `flag` what stands for its value where it is a flag of commands.
+    """
     limits = {"choices": None if choices is None else tuple(choices), "low": low, "high": high, "above": above}
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
+    return dataclasses.field(
+        default=default, metadata={"help": help, **limits, "group": group, "role": role, "flag": flag}
+    )
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,17 @@ class Option:
     low: float | None = None
     high: float | None = None
     above: float | None = None
+    group: str = ""
+    role: Role = Role.NONE
+    flag: str | None = None
+
+    @property
+    def sentences(self) -> str:
+        """What it is for, and what it may be where that is a list of names."""
+        if self.choices is None:
+            return self.help
+        count = "Any" if get_origin(self.kind) is tuple else "One"
+        return f"{self.help}\n{count} of: {', '.join(map(str, self.choices))}."
 
     def read(self, value: Any) -> Any:
         """`value` (from TOML, from text, from Python) as this option's type and within its range, or an error."""
@@ -77,6 +112,11 @@ class Option:
 def options(of: Any) -> dict[str, Option]:
     """The options of a class made with `option(...)`, or of one of its instances, in order."""
     return dict(_of_class(of if isinstance(of, type) else type(of)))
+
+
+def having(of: Any, role: Role) -> list[str]:
+    """The names of the options with one of these roles."""
+    return [name for name, option in options(of).items() if option.role & role]
 
 
 @cache
@@ -145,3 +185,26 @@ def _convert_scalar(value: Any, kind: type) -> Any:
     except ValueError:
         return None
     return None if number != number else number
+
+
+def toml(known: Mapping[str, Option], values: Mapping[str, Any]) -> str:
+    """The values as TOML, each under its sentences, the first of a group under its heading."""
+    lines, group = [], ""
+    for name, value in values.items():
+        if known[name].group != group:
+            group = known[name].group
+            lines.append(f"## {group}\n")
+        lines += [f"# {sentence}" for sentence in known[name].sentences.splitlines()]
+        lines.append(f"{name} = {toml_value(value)}\n")
+    return "\n".join(lines)
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it."""
+    if value is None:
+        return '"none"'  # TOML has no null; `convert` reads it back where None is allowed
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)

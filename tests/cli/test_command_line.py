@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import fedgist
@@ -16,6 +17,8 @@ from fedgist.cli import app
 from fedgist.core.method import Method
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import progress
+from fedgist.experiments.config import RunConfig
+from fedgist.options import options
 
 TINY = ["--rounds", "2", "--clients", "3", "--model", "mlp:hidden=8", "--set", "steps=1", "--device", "cpu"]
 
@@ -404,6 +407,32 @@ def test_version_and_help():
     where = ("dataset", "data-dir", "clients", "alpha", "partition", "model", "engine", "device", "out")
     how = ("rounds", "seed", "seeds", "resume", "profile", "config", "set", "json", "quiet", "record", "debug")
     assert [flag for flag in (*where, *how) if f"--{flag}" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "without"),
+    [
+        (["run"], []),
+        (["compare"], []),
+        (["federation", "run"], ["clients", "partition", "alpha", "seeds"]),  # which the sites decide, or nobody
+        (["federation", "flower"], ["clients", "partition", "alpha", "seeds"]),
+    ],
+)
+def test_flags_are_the_options_that_have_one(command, without):
+    (found,) = (one for one in walk(typer.main.get_command(app)) if one[0] == command)
+    shown = {name: parameter for parameter in found[1].params for name in parameter.opts}
+    for option in options(RunConfig).values():
+        flag = f"--{option.name.replace('_', '-')}"
+        if option.flag is None or option.name in without:
+            assert flag not in shown
+        else:
+            assert (shown[flag].help, shown[flag].metavar) == (option.help, option.flag)
+
+
+def walk(command, name=()):
+    yield list(name), command
+    for below, one in getattr(command, "commands", {}).items():
+        yield from walk(one, (*name, below))
 
 
 def test_help_does_not_wait_for_torch():

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.cli import reproduction as reproduction_command
-from fedgist.experiments import reproduction, workers
+from fedgist.experiments import estimates, presets, reproduction, workers
 
 PRESET = """
 paper = "Nobody 2026"
@@ -43,7 +42,6 @@ values.avg = ["50.0±1.0", 1000]
 @pytest.fixture(autouse=True)
 def toy(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDGIST_PRESETS", str(tmp_path))
-    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("toy.toml").write_text(PRESET.format(rounds=2))
 
@@ -56,7 +54,7 @@ def call(*arguments, code=0):
 
 def test_a_preset_runs_and_the_paper_stands_beside_ours():
     result = call("toy/table", "--jobs", "1", "--device", "cpu")
-    assert "toy/table: 4 cells, 8 runs to make, 0 finished; about 0:00 with 1 at a time (a few steps" in result.stderr
+    assert "toy/table: 4 cells, 8 runs to make, 0 finished; no estimate for some of them" in result.stderr
     assert "8/8 " in result.stderr
     lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "50.00 ± 1.00" in lines["avg, a=0.1"]
@@ -75,11 +73,24 @@ def test_a_preset_runs_and_the_paper_stands_beside_ours():
     assert shown["cells"]["avg, a=0.1"]["within"] is True
 
 
+def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
+    runs = {cell.run: 50.0 for cell in presets.available()["toy/table"].cells}
+    (tmp_path / "table.json").write_text(json.dumps({"machine": "M", "calibration": 2.0, "seconds": runs}))
+    monkeypatch.setattr(estimates, "REFERENCE", tmp_path / "table.json")
+    monkeypatch.setattr(estimates, "calibration", lambda: 3.0)
+    result = call("toy/table", "--jobs", "1", "--device", "cpu")
+    # 4 cells, 2 seeds, 50 s each on M, which is 1.5 times as fast: 600 s.
+    said = "about 10:00 with 1 at a time (counted on another machine (M), times 1.5 here)"
+    assert f"8 runs to make, 0 finished; {said}" in result.stderr
+
+
 def test_the_command_that_is_published_names_no_folder_of_this_machine(monkeypatch):
     words = ["--data-dir=/home/me/data", "--out", "/home/me/runs", "--results=a=b", "--only", "a=1"]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/fedgist", "reproduce", "toy/table", *words])
+    call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet")
+    kept = json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"]["avg, a=1"]
     wanted = "fedgist reproduce toy/table --data-dir=DIR --out DIR --results=DIR --only a=1"
-    assert reproduction_command._command() == wanted
+    assert kept["about"]["command"] == wanted
 
 
 def test_the_small_says_what_was_reduced_and_seeds_can_be_fewer():
@@ -136,17 +147,12 @@ def test_missing_data_is_said_once_and_the_rest_is_run():
     assert "2 of 4 cells run" in result.stdout
 
 
-@pytest.mark.parametrize("body", ["pass", "input()"], ids=["before it has a job", "with a job in hand"])
-def test_no_run_is_lost_without_a_word_when_the_processes_die(body, monkeypatch):
-    def dying(threads):
-        process = subprocess.Popen(
-            [sys.executable, "-c", body], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        if body == "pass":
-            process.wait()
-        return process
-
-    monkeypatch.setattr(workers, "_start", dying)
+@pytest.mark.parametrize("body", ["exit", "read line"], ids=["before it has a job", "with a job in hand"])
+def test_no_run_is_lost_without_a_word_when_the_processes_die(body, tmp_path, monkeypatch):
+    dying = tmp_path / "python"
+    dying.write_text(f"#!/bin/sh\n{body}\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
     jobs, told = [workers.Job(()) for _ in range(5)], []
     workers.do_all(jobs, 2, lambda job, wrong: told.append((id(job), wrong)))
     assert sorted(told) == sorted((id(job), workers.ENDED) for job in jobs)

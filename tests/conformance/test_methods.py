@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedgist import methods
+from fedgist import methods, storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec
 from fedgist.core.ledger import Ledger
@@ -144,18 +144,18 @@ def ledger(engine: LocalEngine) -> str:
 
 def test_same_seed_same_result(federation: Build, method: str) -> None:
     first, again, other = (play(federation(method, seed=seed)) for seed in (1, 1, 2))
-    assert tree.digest(first.snapshot()) == tree.digest(again.snapshot())
-    assert tree.digest(first.snapshot()) != tree.digest(other.snapshot())
+    assert storage.digest(first.snapshot()) == storage.digest(again.snapshot())
+    assert storage.digest(first.snapshot()) != storage.digest(other.snapshot())
 
 
 def test_client_order_does_not_matter(federation: Build, method: str) -> None:
     inputs = toy(method)[1]
     backwards = replace(inputs, sites=dict(reversed(inputs.sites.items())), info=dict(reversed(inputs.info.items())))
     first, second = play(federation(method)), play(federation(method, inputs=backwards))
-    assert {k: tree.digest(v) for k, v in first.site_states.items()} == {
-        k: tree.digest(v) for k, v in second.site_states.items()
+    assert {k: storage.digest(v) for k, v in first.site_states.items()} == {
+        k: storage.digest(v) for k, v in second.site_states.items()
     }
-    assert tree.digest(first.states) == tree.digest(second.states)
+    assert storage.digest(first.states) == storage.digest(second.states)
     assert ledger(first) == ledger(second)
 
 
@@ -164,10 +164,10 @@ def test_resume_equals_uninterrupted(federation: Build, method: str, tmp_path: P
     for killed_after in (0, 1, 2):
         first = play(federation(method), killed_after)
         first.evaluate(toy(method)[1].test)  # an evaluation leaves no trace in the state
-        tree.save(first.snapshot(), tmp_path / "checkpoint")
+        storage.save(first.snapshot(), tmp_path / "checkpoint")
         second = federation(method)
-        second.restore(tree.load(tmp_path / "checkpoint"))
-        assert tree.digest(play(second, 3 - killed_after).snapshot()) == tree.digest(whole.snapshot())
+        second.restore(storage.load(tmp_path / "checkpoint"))
+        assert storage.digest(play(second, 3 - killed_after).snapshot()) == storage.digest(whole.snapshot())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -176,9 +176,9 @@ def test_a_restored_federation_is_where_it_was(
 ) -> None:
     """Bit for bit and dtype for dtype, before anything more is done."""
     engine = play(federation(method, dtype=dtype), 1)
-    tree.save(engine.snapshot(), tmp_path / "checkpoint")
+    storage.save(engine.snapshot(), tmp_path / "checkpoint")
     again = federation(method, dtype=dtype)
-    again.restore(tree.load(tmp_path / "checkpoint"))
+    again.restore(storage.load(tmp_path / "checkpoint"))
     assert again.digest() == engine.digest()
 
 
@@ -186,10 +186,10 @@ def test_nothing_is_changed_in_place(federation: Build, method: str, engine: str
     """Neither a round nor an evaluation writes into the tensors of a committed state: a skipped round needs them."""
     played = play(federation(method, engine), 1)
     committed = tree.copy(played.snapshot())
-    before = tree.digest(committed)
+    before = storage.digest(committed)
     play(played, 1).evaluate(toy(method)[1].test)
-    assert tree.digest(played.snapshot()) != before
-    assert tree.digest(committed) == before
+    assert storage.digest(played.snapshot()) != before
+    assert storage.digest(committed) == before
 
 
 def test_evaluation_gives_an_accuracy(federation: Build, method: str) -> None:
@@ -210,10 +210,10 @@ def test_drop_outs(federation: Build, method: str) -> None:
 def test_nobody_answers(federation: Build, method: str) -> None:
     """Round 2 finds nobody: it is skipped, said so, and nothing is lost; round 3 goes on from round 1."""
     engine = play(federation(method, offline=lambda id, round, exchange: round == 2), 1)
-    before = tree.digest([engine.states, engine.site_states])
+    before = storage.digest([engine.states, engine.site_states])
     report = engine.run_round()
     assert "round 2" in (report.skipped or "")
-    assert tree.digest([engine.states, engine.site_states]) == before
+    assert storage.digest([engine.states, engine.site_states]) == before
     assert engine.run_round().skipped is None
 
 

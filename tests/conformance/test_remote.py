@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedgist import methods
-from fedgist.core import tree
+from fedgist import methods, storage
 from fedgist.core.ledger import Ledger
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
@@ -74,7 +73,7 @@ def local(method: str) -> LocalEngine:
 
 def site_state(engine: RemoteEngine, folder: Path, id: str) -> Any:
     """What a site keeps on its disk of the version that the server knows as current."""
-    return tree.load(folder / id / "runs" / engine.run / f"{engine.versions[id]}.safetensors")
+    return storage.load(folder / id / "runs" / engine.run / f"{engine.versions[id]}.safetensors")
 
 
 def test_bytes_on_a_wire_give_the_same(method: str, tmp_path: Path) -> None:
@@ -86,9 +85,9 @@ def test_bytes_on_a_wire_give_the_same(method: str, tmp_path: Path) -> None:
         reports = near.run_round(), far.run_round()
         assert len({(report.answered, report.skipped) for report in reports}) == 1
         assert near.evaluate(test) == far.evaluate(test)
-    assert tree.digest(near.states) == tree.digest(far.states)
+    assert storage.digest(near.states) == storage.digest(far.states)
     for id in far.versions:
-        assert tree.digest(near.site_states[id]) == tree.digest(site_state(far, tmp_path, id)), id
+        assert storage.digest(near.site_states[id]) == storage.digest(site_state(far, tmp_path, id)), id
     near.ledger.close()
     far.ledger.close()
     assert (tmp_path / "near.csv").read_text() == (tmp_path / "far.csv").read_text()
@@ -101,13 +100,13 @@ def test_everybody_killed_and_resumed(method: str, tmp_path: Path) -> None:
         whole.run_round()
     first = remote(method, tmp_path / "killed")
     first.run_round()
-    tree.save(first.snapshot(), tmp_path / "checkpoint")
+    storage.save(first.snapshot(), tmp_path / "checkpoint")
     first.run_round()  # its end was never written down
     second = remote(method, tmp_path / "killed")
-    second.restore(tree.load(tmp_path / "checkpoint"))
+    second.restore(storage.load(tmp_path / "checkpoint"))
     for _ in range(2):
         second.run_round()
     assert second.digest() == whole.digest()
     for id in whole.versions:
         kept = (site_state(engine, tmp_path / name, id) for engine, name in ((second, "killed"), (whole, "whole")))
-        assert len({tree.digest(state) for state in kept}) == 1
+        assert len({storage.digest(state) for state in kept}) == 1

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data import datasets
+from fedgist.data.cards import CARDS
 from fedgist.data.datasets import Dataset, export, load
 from fedgist.data.files import Images, write_npz
 
@@ -226,8 +227,7 @@ def test_available_lists_what_can_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     write_own(tmp_path, "mnist")
     listed = datasets.available(tmp_path)
-    assert set(listed) == {*datasets.BUILT_IN, *datasets.FOLDERS, "own"}
-    assert set(datasets.FOLDERS) == set(datasets.SOURCES) == set(datasets.CLASSES) - set(datasets.BUILT_IN)
+    assert set(listed) == {*CARDS, "own"}
     assert all("\n" not in line for line in listed.values())
     assert str(tmp_path / "own") in listed["own"]
 

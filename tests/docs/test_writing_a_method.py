@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedgist import storage
 from fedgist.core import tree
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def test_the_extension_is_short_and_without_momentum_fedavg(environment: dict[st
         settings = [] if momentum is None else ["--set", f"server_momentum={momentum}"]
         out = tmp_path / f"{name}-{momentum}"
         fedgist(environment, "run", name, "--rounds", "2", "--quiet", *settings, "--out", str(out))
-        weights[momentum] = tree.load(out / "artifacts" / "state.safetensors")["weights"]
+        weights[momentum] = storage.load(out / "artifacts" / "state.safetensors")["weights"]
 
     def distance(momentum: float) -> float:
         return float(tree.norm(tree.sub(weights[momentum], weights[None])) / tree.norm(weights[None]))

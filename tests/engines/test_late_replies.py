@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
+from fedgist import storage
 from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, message, wire
 from fedgist.core.method import Method, handler
@@ -96,20 +96,20 @@ def test_a_resumed_run_still_gets_what_was_under_way(tmp_path: Any) -> None:
         first, second = remembering(late_once), remembering(late_once)
         for _ in range(killed_after):
             first.run_round()
-        tree.save(first.snapshot(), tmp_path / "checkpoint")
-        second.restore(tree.load(tmp_path / "checkpoint"))
+        storage.save(first.snapshot(), tmp_path / "checkpoint")
+        second.restore(storage.load(tmp_path / "checkpoint"))
         for _ in range(5 - killed_after):
             second.run_round()
-        assert tree.digest(second.snapshot()) == tree.digest(whole.snapshot())
+        assert storage.digest(second.snapshot()) == storage.digest(whole.snapshot())
 
 
 def test_an_evaluation_reaches_the_busy_and_delays_nothing() -> None:
     engine = remembering(late_once)
     for _ in range(2):
         engine.run_round()
-    before = tree.digest(engine.snapshot())
+    before = storage.digest(engine.snapshot())
     assert engine.evaluate((torch.zeros(1), torch.zeros(1))) == {"accuracy": 3.0}
-    assert tree.digest(engine.snapshot()) == before
+    assert storage.digest(engine.snapshot()) == before
 
 
 def test_a_skipped_round_keeps_what_is_under_way() -> None:

@@ -123,14 +123,14 @@ def test_a_resumed_run_has_the_same_files(tmp_path, monkeypatch):
     """It dies in round 3, which has shown its images but has no checkpoint yet."""
     config = configs.resolve({"method": "tofu", "clients": 3, "device": "cpu", "rounds": 4}, profile="toy")
     runner.run(config, tmp_path / "whole")
-    checkpoint = runner._Run._checkpoint
+    checkpoint = RunFolder.save_checkpoint
 
-    def dying(self, folder):
-        if self.engine.rounds_done == 3:
+    def dying(self, round, *kept):
+        if round == 3:
             raise Killed
-        checkpoint(self, folder)
+        checkpoint(self, round, *kept)
 
-    monkeypatch.setattr(runner._Run, "_checkpoint", dying)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", dying)
     with pytest.raises(Killed):
         runner.run(config, tmp_path / "resumed")
     monkeypatch.undo()

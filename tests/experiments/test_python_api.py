@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fedgist
-from fedgist.core import tree
+from fedgist import storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 
@@ -32,13 +32,13 @@ TEST = blobs(Rng(9), 60)
 
 def test_an_own_module_learns_own_data():
     model = net()
-    before = tree.digest(dict(model.state_dict()))
+    before = storage.digest(dict(model.state_dict()))
     result = fedgist.run("fedavg", model, CLIENTS, TEST, rounds=5, lr=0.5, batch=8, epochs=2)
     assert isinstance(result, fedgist.Result)
     assert result.accuracy > 0.95
     assert len(result.metrics) == 5
     assert result.folder is None
-    assert tree.digest(dict(model.state_dict())) == before  # the caller's module is not touched
+    assert storage.digest(dict(model.state_dict())) == before  # the caller's module is not touched
     assert {name: w.shape for name, w in result.weights.items()} == {n: w.shape for n, w in model.state_dict().items()}
     assert result.bytes_up > 5 * 3 * 4 * sum(w.numel() for w in result.weights.values())
 
@@ -70,7 +70,7 @@ def test_own_runs_can_be_kept_and_resumed(tmp_path):
     kept = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run")
     assert kept.folder == tmp_path / "run"
     again = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run", resume=True)
-    assert tree.digest(again.state) == tree.digest(kept.state)
+    assert storage.digest(again.state) == storage.digest(kept.state)
     (tmp_path / "run" / "result.json").unlink()
     with pytest.raises(FedgistError, match="was begun with other data"):
         fedgist.run("fedavg", net(), CLIENTS[::-1], TEST, rounds=2, out=tmp_path / "run", resume=True)

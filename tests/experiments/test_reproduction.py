@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgist.core.errors import FedgistError
-from fedgist.core.work import scan
-from fedgist.experiments import counting, estimates, presets, reproduction, reproduction_page
+from fedgist.experiments import presets, reproduction, reproduction_page
 from fedgist.experiments.presets import Cell
 from fedgist.experiments.reproduction import Found
 
@@ -228,71 +227,3 @@ def test_the_page_says_once_what_was_run_where_and_at_which_commit(
         "- `python old.py` (a GPU, commit 5678def+)",
         "- `fedgist reproduce toy/t` (machine not recorded)",
     ]
-
-
-def test_an_estimate_does_a_few_steps_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    clock, done = [0.0], []
-    monkeypatch.setattr(counting.time, "process_time", lambda: clock[0])
-
-    def step(carry: object, x: object) -> object:
-        done.append(x)
-        clock[0] += 5.0 if len(done) == 1 else 0.01  # the first warms up
-        return carry
-
-    async def role() -> object:
-        carry = await scan(step, torch.zeros(3), torch.arange(1000))
-        return await scan(step, carry, torch.arange(500))
-
-    count = counting.Counting()
-    count.drive([role()])
-    assert len(done) == 1 + counting.TIMED
-    assert count.seconds == pytest.approx(1500 * 0.01)
-
-
-def test_a_machine_is_judged_by_one_core_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process's clock would count all cores, and a machine with many would be taken for a slow one."""
-    import torch
-
-    used = []
-    monkeypatch.setattr(counting, "_rounds", lambda *_: used.append(torch.get_num_threads()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        counting.calibration()
-        assert (used, torch.get_num_threads()) == ([1, 1], 2)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_machine_guesses_from_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedgist.experiments.config import resolve
-
-    config = resolve({"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.5})
-    reference = {"machine": "M", "calibration": 2.0, "seconds": {estimates.cost_key(config): 10000.0}}
-    (tmp_path / "reference.json").write_text(json.dumps(reference))
-    monkeypatch.setattr(estimates, "REFERENCE", tmp_path / "reference.json")
-    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path))
-    monkeypatch.setattr(estimates, "calibration", lambda: 6.0)
-    monkeypatch.setattr(estimates, "estimate", lambda config, timed: 7.0)
-    clock = estimates.Estimates()
-    assert clock.get(config) == 30000.0  # this machine takes three times as long
-    assert clock.quick(config) == 30000.0  # so long that it is not timed
-    assert clock.get(resolve({"method": "fedavg", "rounds": 4})) is None
-    assert clock.quick(resolve({"method": "fedavg", "rounds": 4})) == 7.0
-    assert clock.measure(config) == 7.0
-    alike = {"method": "fedavg", "dataset": "digits", "rounds": 3, "lr": 0.1, "tf32": True}
-    assert estimates.Estimates().get(resolve(alike)) == 7.0  # neither a rate nor what only a GPU heeds changes the cost
-
-
-def test_estimates_grow_with_rounds_and_exchanges() -> None:
-    small = presets.available("small")
-    config = next(c for c in small["codream/figure3"].cells if c.name == "together, MNIST K=2").config
-    from fedgist.experiments.config import flat, resolve
-
-    base = {**flat(config), "model": "mlp:hidden=8:norm=batch", "dreams": 8, "distil_steps": 5, "warm_up": 1}
-    one, many = (counting.estimate(resolve(base, {"exchanges": n})) for n in (20, 2000))
-    assert one is not None and many is not None
-    assert many > 20 * one
-    assert counting.estimate(resolve({"method": "fedavg", "dataset": "femnist"})) is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets, partitions
-from fedgist.experiments import comparison, inputs
+from fedgist.experiments import inputs
 from fedgist.experiments.config import (
     RunConfig,
     assignments,
@@ -22,7 +22,7 @@ from fedgist.experiments.config import (
     model_spec,
     resolve,
 )
-from fedgist.options import options
+from fedgist.options import Role, having, options
 
 METHODS = list(methods.available())
 
@@ -85,6 +85,12 @@ def test_the_name_of_a_configuration_does_not_depend_on_its_seed():
     assert digest(resolve({"method": "fedavg", "lr": 0.5})) != digest(config)
 
 
+def test_runs_made_before_are_found_again():
+    """Folders are named by these digits, so that an option that moves, or comes to be, must not change them."""
+    assert digest(resolve({"method": "fedavg"})) == "3436a2b7"
+    assert digest(resolve({"method": "fedavg", "device": "cpu", "engine": "stacked"})) == "7760b481"
+
+
 def test_every_option_of_a_partition_can_be_set():
     """Each kind's options are fields of the run, with the same defaults."""
     for kind in partitions.available():
@@ -93,7 +99,41 @@ def test_every_option_of_a_partition_can_be_set():
 
 
 def test_the_ground_of_a_comparison_holds_every_option_of_the_partition():
-    assert {name for kind in partitions.available() for name in partitions.options(kind)} <= set(comparison.GROUND)
+    assert {name for kind in partitions.available() for name in partitions.options(kind)} <= set(
+        having(RunConfig, Role.GROUND)
+    )
+
+
+SPLIT = ["clients", "partition", "alpha", "min_size", "ratio", "shards_per_client", "partition_seed"]
+
+
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        (
+            Role.GROUND,
+            ["dataset", "normalise", "limit", *SPLIT, "discrepancy", "seed", "seeds", "client_test", "offline"],
+        ),
+        (Role.SITES, [*SPLIT, "architectures"]),
+        (
+            Role.SIMULATION,
+            ["discrepancy", "seeds", "client_test", "validation", "offline", "delay", "topology"],
+        ),
+        (
+            Role.EXECUTION,  # tf32 is not among them: it changes what comes out
+            ["data_dir", "seed", "seeds", "engine", "device", "checkpoint_every", "artifacts_every", "record"],
+        ),
+    ],
+)
+def test_which_options_mean_something_where(role, names):
+    assert having(RunConfig, role) == names
+
+
+def test_methods_options_say_what_is_computed():
+    """One with a role would be left out of the names of runs, or of a comparison's, without anybody's notice."""
+    for name in methods.available():
+        config = methods.find(name).Config
+        assert not having(config, ~Role.NONE), name
 
 
 def test_normalisations_are_named_in_the_sentence():

@@ -1,5 +1,6 @@
 """Runs: what lies in the folder, and that a run which was stopped anywhere ends as if it had not been."""
 
+import dataclasses
 import json
 import statistics
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
@@ -15,8 +17,8 @@ from fedgist.data import datasets
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import config as configs
 from fedgist.experiments import folder as folders
-from fedgist.experiments import runner
-from fedgist.experiments.folder import RunFolder, free_folder, run_folders
+from fedgist.experiments import results, runner
+from fedgist.experiments.folder import RunFolder, default_folder, each_seed, free_folder, run_folders
 
 SMALL = {"rounds": 4, "clients": 3, "steps": 2, "model": "mlp:hidden=8", "device": "cpu"}
 
@@ -32,7 +34,7 @@ def contents(path):
     result = json.loads(folder.result.read_text())
     del result["seconds"]
     kept = {p.name: p.read_bytes() for p in sorted([*folder.transcript.glob("*"), *folder.shown.glob("*")])}
-    return rows, folder.ledger.read_text(), result, tree.digest(tree.load(folder.state)), kept
+    return rows, folder.ledger.read_text(), result, storage.digest(storage.load(folder.state)), kept
 
 
 def test_the_folder_holds_the_run(tmp_path):
@@ -55,7 +57,7 @@ def test_the_folder_holds_the_run(tmp_path):
     assert json.loads(folder.partition.read_text())["clients"] == counts
 
     assert result.folder == folder.path
-    assert tree.digest(result.weights) == tree.digest(result.state["w"])
+    assert storage.digest(result.weights) == storage.digest(result.state["w"])
     assert result.seconds == pytest.approx(sum(row["seconds"] for row in folder.rows()), abs=1e-3)
 
 
@@ -76,8 +78,16 @@ def test_without_a_folder_the_result_is_the_same(tmp_path, monkeypatch):
     in_memory = runner.run(config_of())
     assert list(tmp_path.iterdir()) == []
     on_disk = runner.run(config_of(), tmp_path / "run")
-    assert tree.digest(in_memory.state) == tree.digest(on_disk.state)
+    assert storage.digest(in_memory.state) == storage.digest(on_disk.state)
     assert in_memory.folder is None
+
+
+def test_what_a_run_returns_is_what_its_folder_says(tmp_path):
+    made = runner.run(config_of(), tmp_path / "run")
+    read = results.load(RunFolder(tmp_path / "run"))
+    for name in (field.name for field in dataclasses.fields(made)):
+        ours, theirs = getattr(made, name), getattr(read, name)
+        assert storage.digest(ours) == storage.digest(theirs) if name in ("state", "weights") else ours == theirs
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4])])
@@ -109,15 +119,15 @@ def killed_at(monkeypatch, owner, name, call, after):
 KILLS = [
     (owner, name, call, after)
     for owner, name, calls in [
-        (folders, "write_text", (1, 2)),  # config.toml, partition.json
-        (runner, "_write_indices", (1,)),
+        (folders, "write_text", (1, 2, 4)),  # config.toml, partition.json, method.json
+        (np, "savez_compressed", (1,)),  # who holds which samples
         (LocalEngine, "run_round", (1, 3)),
         (LocalEngine, "evaluate", (2,)),
         (LocalEngine, "collect", (2, 4)),  # in the middle of an exchange
         (Ledger, "position", (2,)),
         (tree, "save", (1, 2, 4, 5)),  # checkpoints, and the state at the end
-        (RunFolder, "drop_old_checkpoints", (3,)),
-        (runner, "write_json", (3,)),  # result.json
+        (RunFolder, "checkpoint_files", (4,)),  # of which old ones go
+        (results, "write_json", (1,)),  # result.json
     ]
     for call in calls
     for after in (False, True)
@@ -187,7 +197,7 @@ def test_a_finished_run_is_not_overwritten_and_resuming_it_is_reading_it(tmp_pat
     again = runner.run(config_of(), tmp_path / "run", resume=True)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*")} == before
     assert (again.accuracy, again.metrics) == (first.accuracy, first.metrics)
-    assert tree.digest(again.weights) == tree.digest(first.weights)
+    assert storage.digest(again.weights) == storage.digest(first.weights)
 
 
 def test_another_configuration_does_not_resume(tmp_path):
@@ -303,6 +313,31 @@ def test_a_gpu_with_too_high_a_number(device, monkeypatch):
     assert runner.prepare(config_of(device="cuda:1")).device == "cuda:1"
 
 
+def test_a_checkpoint_of_before_resumes(uninterrupted, tmp_path):
+    """It has one key more: what an engine that is no more had picked."""
+    config = config_of(offline=0.2, record="all")
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 4, after=False)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    newest = RunFolder(tmp_path / "run").checkpoint_files()[0]
+    storage.save({**storage.load(newest), "picked": "{}"}, newest)
+    runner.run(config, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == uninterrupted
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_goes(tmp_path):
+    config = config_of()
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, LocalEngine, "run_round", 2, after=False)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    draft = RunFolder(tmp_path / "run").checkpoints / ".round-000002.safetensors.1"
+    draft.write_bytes(b"half")
+    runner.run(config, tmp_path / "run", resume=True)
+    assert not draft.exists()
+
+
 @pytest.mark.parametrize(
     ("values", "engine"),
     [
@@ -319,11 +354,11 @@ def test_the_automatic_engine_fits_the_model(values, engine):
 
 def test_default_folders_name_method_data_seed_and_configuration():
     one, two = config_of(seed=3), config_of(seed=3, lr=0.5)
-    assert str(runner.default_folder(one)).startswith("runs/fedavg-digits-3-")
-    assert runner.default_folder(one) != runner.default_folder(two)
+    assert str(default_folder(one)).startswith("runs/fedavg-digits-3-")
+    assert default_folder(one) != default_folder(two)
     three = config_of(seed=3, seeds=3)
-    assert runner.default_folder(three).name.startswith("fedavg-digits-3to5-")
-    assert [path.name for _, path in runner.each_seed(three, runner.default_folder(three))] == [
+    assert default_folder(three).name.startswith("fedavg-digits-3to5-")
+    assert [path.name for _, path in each_seed(three, default_folder(three))] == [
         "seed-3",
         "seed-4",
         "seed-5",
@@ -346,16 +381,16 @@ def test_seeds_run_together_are_the_seeds_run_alone(tmp_path):
     three = [config_of("fedprox", rounds=3, seed=seed, engine="sequential") for seed in (0, 1, 2)]
     alone = [runner.run(config, tmp_path / f"alone-{config.seed}") for config in three]
     runs = [(config, tmp_path / f"together-{config.seed}") for config in three]
-    original, kept = runner._Run.keep, []
+    original, kept = RunFolder.save_checkpoint, []
 
-    def stops(self, report, seconds):
-        original(self, report, seconds)
-        kept.append((self.config.seed, self.engine.rounds_done))
+    def stops(self, round, *state):
+        original(self, round, *state)
+        kept.append((int(self.path.name.removeprefix("together-")), round))
         if len(kept) == 4:  # seed 0 has two rounds, the others one
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner._Run, "keep", stops)
+        patch.setattr(RunFolder, "save_checkpoint", stops)
         with pytest.raises(runner.Interrupted):
             runner.run_together(runs)
     assert kept == [(0, 1), (1, 1), (2, 1), (0, 2)]

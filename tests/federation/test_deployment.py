@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedgist.core import tree
+from fedgist import storage
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 import psutil
@@ -106,7 +106,7 @@ class Deployment:
     def state_of(self, site: str, run: str) -> Any:
         """The newest state that a site keeps of a run."""
         folder = self.fed / "sites" / site / "fedgist" / "runs" / run
-        return tree.load(max(folder.glob("round-*.safetensors")))
+        return storage.load(max(folder.glob("round-*.safetensors")))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def result_of(deployed: Deployment, out: str) -> dict[str, Any]:
 
 def run_id(deployed: Deployment, out: str) -> str:
     newest = max((deployed.folder / out / "checkpoint").glob("*.safetensors"))
-    return str(tree.load(newest)["engine"]["run"])
+    return str(storage.load(newest)["engine"]["run"])
 
 
 def test_three_formats_and_three_architectures(deployed: Deployment) -> None:
@@ -180,7 +180,7 @@ def test_a_killed_server_resumes_to_the_same(deployed: Deployment) -> None:
     assert ledgers[0] == ledgers[1]
     for site in SITES:
         states = [deployed.state_of(site, run_id(deployed, out)) for out in ("cut", "whole")]
-        assert tree.digest(states[0]) == tree.digest(states[1]), site
+        assert storage.digest(states[0]) == storage.digest(states[1]), site
 
 
 def test_a_killed_site_is_named_and_the_run_ends(deployed: Deployment) -> None:

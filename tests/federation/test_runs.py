@@ -74,6 +74,40 @@ def test_a_site_that_was_away_joins_with_the_runs_model(
     assert [row["answered"] for row in folder.rows()] == [1, 2, 2]
 
 
+def test_the_servers_data_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+    original, loaded = datasets.load, []
+
+    def load(*arguments: Any) -> Any:
+        loaded.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(datasets, "load", load)
+    run(tmp_path, {"a": "cnn", "b": ""})
+    assert len(loaded) == 1
+
+
+def test_what_was_settled_before_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `federation sim` does it: mistakes show before anything is started, and nothing is loaded again."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+
+    def config(known: dict[str, Any]) -> Any:
+        return resolve({"method": "feddistill", "rounds": 1, "steps": 2, "device": "cpu"}, known)
+
+    @contextlib.contextmanager
+    def connected() -> Iterator[Wire]:
+        yield Wire(tmp_path, {"a": "", "b": ""}, 100)
+
+    settled = runs.settle(["a", "b"], config, None, False)
+    monkeypatch.setattr(datasets, "load", None)
+    result = runs.run(["a", "b"], connected, settled, None, False, Patience(), Silent())
+    assert result.folder == settled.folder.path
+
+
 def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
     """Sites begin on the data set that is named, whatever was tried before."""
     datasets.export("digits", tmp_path / "own")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedgist import models
+from fedgist import models, storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Scan, execute
@@ -70,7 +70,7 @@ def test_own_images_are_moved_and_shared_inputs_are_not() -> None:
             LEARNER.step_with_own((w, LEARNER.init(w)), batch, taught, torch.tensor(0.05), mine)
             for batch, mine in zip(batches, pools, strict=True)
         )
-    assert tree.digest(first) == tree.digest(second)
+    assert storage.digest(first) == storage.digest(second)
 
 
 def test_own_data_gives_the_statistics_and_both_give_the_gradient() -> None:

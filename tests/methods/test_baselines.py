@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
@@ -52,7 +52,7 @@ def test_fedprox_without_its_term_is_fedavg() -> None:
     plain = after(federation("fedavg", **settings), 2)
     free = after(federation("fedprox", mu=0.0, **settings), 2)
     held = after(federation("fedprox", mu=1.0, **settings), 2)
-    assert tree.digest(plain) == tree.digest(free)
+    assert storage.digest(plain) == storage.digest(free)
     start = federation("fedavg").state["w"]
     assert tree.norm(tree.sub(held, start)) < tree.norm(tree.sub(plain, start))
 
@@ -86,9 +86,9 @@ def test_uniform_weights_ignore_sample_counts_but_not_emptiness() -> None:
 
 def test_nobody_has_data() -> None:
     engine = federation("fedavg", sites=clients((0, 0)), steps=2)
-    before = tree.digest(engine.state)
+    before = storage.digest(engine.state)
     assert engine.run_round().skipped is None
-    assert tree.digest(engine.state) == before
+    assert storage.digest(engine.state) == before
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
@@ -153,7 +153,7 @@ def test_independent_clients_never_meet() -> None:
     alone = federation("independent", sites={"1": sites["1"]}, steps=2, batch=4)
     for _ in after_two:
         alone.run_round()
-    assert tree.digest(together.site_states["1"]) == tree.digest(alone.site_states["1"])
+    assert storage.digest(together.site_states["1"]) == storage.digest(alone.site_states["1"])
     assert together.ledger.totals().paper_up == 0
 
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods
-from fedgist.core import tree
+from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import schema_of
@@ -284,25 +283,25 @@ def test_lessons_come_every_so_many_rounds() -> None:
     for taught in (False, True):
         play(engine)
         play(untaught)
-        assert (tree.digest(engine.state["w"]) != tree.digest(untaught.state["w"])) == taught
+        assert (storage.digest(engine.state["w"]) != storage.digest(untaught.state["w"])) == taught
         for id in engine.ids:
-            mine, others = (tree.digest(one.site_states[id]["w"]) for one in (engine, untaught))
+            mine, others = (storage.digest(one.site_states[id]["w"]) for one in (engine, untaught))
             assert (mine != others) == taught
 
 
 def test_learners_server_leaves_the_clients_as_warmed_up() -> None:
     """Dreaming touches neither weights nor running statistics."""
     engine = play(build(learners="server"))
-    after_warm_up = {id: tree.digest(state) for id, state in engine.site_states.items()}
+    after_warm_up = {id: storage.digest(state) for id, state in engine.site_states.items()}
     play(engine)
-    assert {id: tree.digest(state) for id, state in engine.site_states.items()} == after_warm_up
+    assert {id: storage.digest(state) for id, state in engine.site_states.items()} == after_warm_up
     assert all("buffer" not in state for state in engine.site_states.values())
 
 
 def test_a_fresh_student_forgets() -> None:
     engine = play(build(fresh_student=True, distil_steps=0), 1)
-    first = tree.digest(engine.state["w"])
-    assert tree.digest(play(engine).state["w"]) != first
+    first = storage.digest(engine.state["w"])
+    assert storage.digest(play(engine).state["w"]) != first
 
 
 # Variants
@@ -324,10 +323,10 @@ def test_alone_each_client_shows_its_share() -> None:
 def test_activations_at_a_layer() -> None:
     inputs = inputs_of(tuple({"method": "codream", "limit": 200, "device": "cpu"}.items()))
     engine = build(layer="norm1")
-    untouched = tree.digest(engine.state["w"])
+    untouched = storage.digest(engine.state["w"])
     play(engine, 2)
     assert dreams(engine).shape == (6, 16)
-    assert tree.digest(engine.state["w"]) == untouched  # its lower layers could not learn: there is no student
+    assert storage.digest(engine.state["w"]) == untouched  # its lower layers could not learn: there is no student
     assert engine.method.weights(engine.state) is None
     found = engine.evaluate(inputs.test)
     assert found["accuracy"] == found["accuracy_clients"]
@@ -383,6 +382,6 @@ def test_clients_with_data_that_leave_in_the_middle(collaborate: bool, away: tup
     data = build(clients=1).data["0"]
     sites = {"0": replace(data, x=data.x[:0], y=data.y[:0]), "1": data}
     engine = build(sites, clients=2, collaborate=collaborate, offline=lambda id, round, i: id == "1" and i in away)
-    before = tree.digest(engine.state)
+    before = storage.digest(engine.state)
     play(engine)
-    assert tree.digest(engine.state) == before
+    assert storage.digest(engine.state) == before

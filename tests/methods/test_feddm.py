@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Answers
@@ -103,8 +103,8 @@ def test_only_classes_with_enough_samples_are_sent(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_steps_feddm_sends_what_real_sends() -> None:
-    assert tree.digest(after(federation("feddm", steps=0), 2)) == tree.digest(after(federation("real"), 2))
-    assert tree.digest(after(federation("feddm", steps=2), 2)) != tree.digest(after(federation("real"), 2))
+    assert storage.digest(after(federation("feddm", steps=0), 2)) == storage.digest(after(federation("real"), 2))
+    assert storage.digest(after(federation("feddm", steps=2), 2)) != storage.digest(after(federation("real"), 2))
 
 
 def test_images_that_travel_as_bytes_lose_only_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_projection_finds_the_nearest_point_of_the_ball() -> None:
     assert torch.equal(back["mean"], far["mean"])
     near = project(back, centre, 0.6, frozenset({"mean"}))
     assert tree.norm(tree.sub(near, back)) < 1e-6
-    assert tree.digest(project(centre, centre, 0.5, frozenset())) == tree.digest(centre)
+    assert storage.digest(project(centre, centre, 0.5, frozenset())) == storage.digest(centre)
 
 
 def test_the_server_stays_in_the_ball() -> None:
@@ -273,8 +273,8 @@ def test_bytes_that_make_no_sense_are_refused() -> None:
 @pytest.mark.parametrize("changes", [(), ("color", "crop")])
 def test_nobody_holds_enough_of_anything(changes: tuple[str, ...]) -> None:
     engine = federation("feddm", min_class=50, server_augmentation=changes)
-    start = tree.digest(engine.state["w"])
-    assert tree.digest(after(engine)) == start
+    start = storage.digest(engine.state["w"])
+    assert storage.digest(after(engine)) == start
 
 
 def test_one_round_of_feddm_teaches_all_classes() -> None:

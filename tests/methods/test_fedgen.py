@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
@@ -192,9 +192,9 @@ def test_the_generators_rate_falls_from_round_to_round() -> None:
     engine = play(federation("fedgen", users(20), "mlp", **SMALL, generator_decay=1e-30), 1)
     buffers = engine.method.generator.buffers  # type: ignore[attr-defined]
     found = [engine.state["generator"], play(engine, 1).state["generator"]]
-    first, second = (tree.digest({name: w[name] for name in w if name not in buffers}) for w in found)
+    first, second = (storage.digest({name: w[name] for name in w if name not in buffers}) for w in found)
     assert first == second
-    assert tree.digest(found[0]) != tree.digest(found[1])  # it was taught: its statistics are new
+    assert storage.digest(found[0]) != storage.digest(found[1])  # it was taught: its statistics are new
 
 
 @pytest.mark.parametrize("latent", ["classifier", "fc1", "conv2", "conv1"])
@@ -238,8 +238,8 @@ def test_odd_users(sizes: tuple[int, ...], loss: str) -> None:
 @pytest.mark.parametrize("method", ["fedgen", "feddf"])
 def test_nobody_has_data(method: str) -> None:
     engine = federation(method, users(0, 0), "cnn", **(SMALL if method == "fedgen" else LOCAL))
-    before = tree.digest(engine.state)
-    assert tree.digest(play(engine, 1).state) == before
+    before = storage.digest(engine.state)
+    assert storage.digest(play(engine, 1).state) == before
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_nobody_has_data(method: str) -> None:
 def test_who_holds_no_data_teaches_nothing(method: str, settings: dict[str, Any]) -> None:
     """What a user without data sends is what the server knows already: it has no say in what is learnt."""
     alone, together = (play(federation(method, users(*sizes), "cnn", **settings)) for sizes in ((20, 9), (20, 9, 0)))
-    assert tree.digest(together.state) == tree.digest(alone.state)
+    assert storage.digest(together.state) == storage.digest(alone.state)
 
 
 @pytest.mark.parametrize("method", ["fedgen", "fedavg", "feddistill+", "feddf"])
@@ -306,7 +306,7 @@ def test_the_published_protocol_is_only_looked_at(method: str) -> None:
     """Clients keep BatchNorm statistics of their own for it, and train from the server's all the same."""
     sites, settings = users(20, 9), SMALL if method == "fedgen" else LOCAL
     plain, published = (play(federation(method, sites, "cnn", **settings, published=asked)) for asked in (False, True))
-    assert tree.digest(plain.state) == tree.digest(published.state)
+    assert storage.digest(plain.state) == storage.digest(published.state)
 
 
 def test_aggregated_and_local_statistics_train_the_same() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods
+from fedgist import methods, storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
@@ -141,23 +141,24 @@ def test_the_relay_keeps_what_offline_clients_sent_until_it_is_too_old() -> None
 def test_without_losses_it_is_independent_learning() -> None:
     shared = play(build(lambda_kd=0.0, lambda_disc=0.0, keep_momentum=False, momentum=0.9), 3)
     alone = play(build(method="independent", keep_momentum=False, momentum=0.9), 3)
-    assert tree.digest(weights(shared)) == tree.digest(weights(alone))
+    assert storage.digest(weights(shared)) == storage.digest(weights(alone))
 
 
 def test_the_first_round_is_learning_alone() -> None:
-    assert tree.digest(weights(play(build(lambda_kd=10.0), 1))) == tree.digest(weights(play(build(lambda_kd=0.0), 1)))
+    drawn, alone = (weights(play(build(lambda_kd=weight), 1)) for weight in (10.0, 0.0))
+    assert storage.digest(drawn) == storage.digest(alone)
 
 
 def test_without_observations_only_the_distance_is_left() -> None:
     some, none = (play(build(m_up=m, m_down=m, lambda_disc=0.0), 3) for m in (1, 0))
-    assert tree.digest(weights(some)) == tree.digest(weights(none))
+    assert storage.digest(weights(some)) == storage.digest(weights(none))
     assert none.state["buffers"]["0"]["observations"].numel() == 0
 
 
 def test_common_start() -> None:
     def begin(common: bool) -> list[str]:
         engine = play(build(common_start=common, lr=1e-30), 1)
-        return [tree.digest(state["w"]) for state in engine.site_states.values()]
+        return [storage.digest(state["w"]) for state in engine.site_states.values()]
 
     assert len(set(begin(True))) == 1
     assert len(set(begin(False))) == 4
@@ -183,7 +184,7 @@ def test_received_observations_can_stand_in_for_global_means() -> None:
     assert torch.allclose(lesson.observations[0], sums / counts[:, None], atol=1e-5)
     before = weights(engine)["0"]
     play(engine, 1)
-    assert tree.digest(weights(engine)["0"]) != tree.digest(before)
+    assert storage.digest(weights(engine)["0"]) != storage.digest(before)
     heard = play(build(means="received", m_down=2), 2).site_states["0"]["heard"]
     assert heard["observations"].any() and heard["known"].equal(heard["observed"])
     assert torch.allclose(heard["means"], heard["observations"].mean(0))
@@ -255,11 +256,11 @@ def test_clients_choose_whom_they_listen_to() -> None:
     usual = build().data
     other = {id: replace(data, x=-data.x) if id in ("1", "3") else data for id, data in usual.items()}
     runs = [play(build(choices="0:peers=2,2:peers=0", sites=sites), 3) for sites in (usual, other)]
-    digests = [{id: tree.digest(w) for id, w in weights(run).items()} for run in runs]
+    digests = [{id: storage.digest(w) for id, w in weights(run).items()} for run in runs]
     assert digests[0]["0"] == digests[1]["0"]
     assert digests[0]["1"] != digests[1]["1"]
     listens_to_all = play(build(), 3)
-    assert tree.digest(weights(listens_to_all)["0"]) != digests[0]["0"]
+    assert storage.digest(weights(listens_to_all)["0"]) != digests[0]["0"]
 
 
 def test_who_receives_nothing_learns_alone() -> None:
@@ -267,12 +268,12 @@ def test_who_receives_nothing_learns_alone() -> None:
     alone = play(build(lambda_kd=0, lambda_disc=0), 3)
     for settings in ({"means": "received"}, {"peers": ("1", "2")}):
         engine = play(build(m_down=0, **settings), 3)
-        assert tree.digest(weights(engine)) == tree.digest(weights(alone))
+        assert storage.digest(weights(engine)) == storage.digest(weights(alone))
 
 
 def test_who_listens_to_all_by_name_still_does_not_hear_itself() -> None:
     named = play(build(peers=("0", "1", "2", "3")), 3)
-    assert tree.digest(weights(named)) == tree.digest(weights(play(build(means="received"), 3)))
+    assert storage.digest(weights(named)) == storage.digest(weights(play(build(means="received"), 3)))
 
 
 @pytest.mark.parametrize(("choices", "said"), [
@@ -307,7 +308,7 @@ def test_all_but_two_offline() -> None:
     other = {**usual, "3": replace(usual["3"], x=-usual["3"].x)}
     runs = [play(build(offline=out, sites=sites), 3) for sites in (usual, other)]
     assert set(weights(runs[0])) == {"0", "3"}
-    assert tree.digest(weights(runs[0])["0"]) != tree.digest(weights(runs[1])["0"])
+    assert storage.digest(weights(runs[0])["0"]) != storage.digest(weights(runs[1])["0"])
 
 
 def test_a_client_that_was_away_has_trained_meanwhile() -> None:
@@ -358,7 +359,7 @@ def test_two_peers_are_two_clients_with_a_relay() -> None:
     relayed, free = play(build(**settings), 4), play(build(topology=peers("full", 2), **settings), 4)
     for a, b in zip(tree.leaves(weights(relayed)), tree.leaves(weights(free)), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
-    assert tree.digest(weights(free)) != tree.digest(weights(play(build(**settings, lambda_kd=0.0), 4)))
+    assert storage.digest(weights(free)) != storage.digest(weights(play(build(**settings, lambda_kd=0.0), 4)))
 
 
 @pytest.mark.parametrize("engine", [name for name in EXECUTORS if name != "sequential"])
@@ -394,14 +395,14 @@ def test_an_offline_peer_rests_and_comes_back() -> None:
 
     ledger = Ledger()
     engine = play(build(topology=peers("ring"), offline=out, ledger=ledger), 1)
-    before, messages = tree.digest(engine.site_states["1"]), ledger.totals().messages
+    before, messages = storage.digest(engine.site_states["1"]), ledger.totals().messages
     report = engine.run_round()
-    assert tree.digest(engine.site_states["1"]) == before
+    assert storage.digest(engine.site_states["1"]) == before
     assert report.skipped is None
     assert report.answered == 3
     assert ledger.totals().messages - messages == 2 * 2 * 2  # two of the four links are down
     play(engine, 1)
-    assert tree.digest(engine.site_states["1"]) != before
+    assert storage.digest(engine.site_states["1"]) != before
 
 
 def test_what_reaches_a_peer_travels_along_the_ring() -> None:
@@ -412,7 +413,7 @@ def test_what_reaches_a_peer_travels_along_the_ring() -> None:
         sites = {**usual, changed: replace(usual[changed], x=-usual[changed].x)}
         runs = [build(topology=peers("ring"), sites=given) for given in (usual, sites)]
         for round in range(1, 6):
-            first, second = (tree.digest(weights(play(run, 1))["0"]) for run in runs)
+            first, second = (storage.digest(weights(play(run, 1))["0"]) for run in runs)
             if first != second:
                 return round
         return 0

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
@@ -117,7 +117,7 @@ def watch(engine: LocalEngine, rounds: int) -> list[Any]:
         if engine.state["version"] == len(versions):
             versions.append(engine.state["w"])
         for state in engine.site_states.values():
-            assert tree.digest(state["w"]) == tree.digest(versions[state["version"]])
+            assert storage.digest(state["w"]) == storage.digest(versions[state["version"]])
     return versions
 
 
@@ -130,7 +130,7 @@ def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
     assert len(versions) > 3
     assert {state["version"] for state in engine.site_states.values()} != {0}
     for before, after in pairwise(versions):
-        assert tree.digest(before) != tree.digest(after)
+        assert storage.digest(before) != storage.digest(after)
 
 
 def test_images_of_odd_sizes_keep_everybody_in_step() -> None:
@@ -229,10 +229,10 @@ def test_a_late_reply_is_left_out() -> None:
     away = federation(offline=lambda id, round, exchange: id == "1", **QUICK)
     watch(late, 3)
     watch(away, 3)
-    assert tree.digest(late.state["w"]) == tree.digest(away.state["w"])
+    assert storage.digest(late.state["w"]) == storage.digest(away.state["w"])
     assert late.state["held"]["1"] == 0
     watch_on = play(late, 1)
-    assert tree.digest(watch_on) != tree.digest(play(away, 1))
+    assert storage.digest(watch_on) != storage.digest(play(away, 1))
 
 
 @pytest.mark.parametrize("model", [SMALL, "cnn"])
@@ -242,7 +242,7 @@ def test_a_single_device_hears_nothing_back_and_stays_in_step(model: str, tmp_pa
     engine = federation(model=model, sites=clients((20,)), single=True, ledger=ledger, **QUICK)
     for _ in range(3):
         engine.run_round()
-        assert tree.digest(engine.site_states["0"]["w"]) == tree.digest(engine.state["w"])
+        assert storage.digest(engine.site_states["0"]["w"]) == storage.digest(engine.state["w"])
     assert engine.state["version"] == 3
     down = [row for row in rows(path, ledger) if row["direction"] == "down"]
     assert [(row["type"], row["payload_bytes"]) for row in down[1:]] == [("tofu.Updates", "0")] * 2
@@ -259,7 +259,7 @@ def test_after_switch_2_it_is_fedavg() -> None:
     play(engine, 2)
     plain = federation("fedavg", steps=2, batch=4, lr=0.1)
     plain.rounds_done, plain.states = 2, {"server": {"w": engine.state["w"]}}
-    assert tree.digest(play(engine, 2)) == tree.digest(play(plain, 2))
+    assert storage.digest(play(engine, 2)) == storage.digest(play(plain, 2))
     assert engine.evaluate((clients()["0"].x, clients()["0"].y)).keys() == {"accuracy"}
 
 
@@ -276,7 +276,7 @@ def test_a_fork_with_full_rounds_starts_where_the_images_ended() -> None:
     play(images_only, 2)
     fork = federation(switch2=2, **QUICK)
     fork.restore(images_only.snapshot())
-    assert tree.digest(play(fork, 1)) == tree.digest(play(whole, 3))
+    assert storage.digest(play(fork, 1)) == storage.digest(play(whole, 3))
 
 
 def encode(update: Any, residual: Any, w: Any, round: int, **settings: Any) -> Any:
@@ -374,10 +374,10 @@ def test_the_command_line_says_it_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sizes", "single"), [((0, 0), False), ((0,), True)])
 def test_nobody_has_data(sizes: tuple[int, ...], single: bool) -> None:
     engine = federation(sites=clients(sizes), single=single, **QUICK)
-    before = tree.digest(engine.state["w"])
+    before = storage.digest(engine.state["w"])
     for _ in range(2):
         assert engine.run_round().skipped is None
-    assert tree.digest(engine.state["w"]) == before
+    assert storage.digest(engine.state["w"]) == before
     assert engine.state["held"] == {id: state["version"] for id, state in engine.site_states.items()}
 
 

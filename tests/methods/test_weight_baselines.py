@@ -19,8 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models
-from fedgist.core import tree
+from fedgist import methods, models, storage
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Task
@@ -234,9 +233,9 @@ def test_control_variates_stay_where_the_rate_has_fallen_to_zero() -> None:
     """(x − y_i) / (K η) says nothing about the gradient when η = 0 and y_i = x."""
     engine = federation("scaffold", problem(), steps=3, lr=0.1, schedule="cosine", horizon=2)
     after(engine, 2)
-    before = tree.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}])
+    before = storage.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}])
     after(engine, 2)
-    assert tree.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}]) == before
+    assert storage.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}]) == before
 
 
 def test_control_variates_start_at_zero() -> None:

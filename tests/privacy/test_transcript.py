@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
@@ -52,7 +52,7 @@ def test_tofu_weights_before_are_those_of_the_client(pixels: str, tmp_path: Path
         engine.run_round()
         for id, state in engine.site_states.items():
             if (id, round) not in away:
-                assert tree.digest(update_of(transcript, id, round).before) == tree.digest(state["w"])
+                assert storage.digest(update_of(transcript, id, round).before) == storage.digest(state["w"])
     kinds = {kept.tag for kept in transcript.between("server", "1")}
     assert kinds == {"tofu.Start", "tofu.Weights" if pixels == "float32" else "tofu.Updates"}  # the smaller
 
@@ -64,7 +64,7 @@ def test_tofu_update_is_what_the_receiver_applied(tmp_path: Path) -> None:
         engine.run_round()
         seen = update_of(transcript, "0", round)
         after = apply_update(engine.method.model, seen.before, seen.update, torch.zeros(0))
-        assert tree.digest(after) == tree.digest(engine.state["w"])
+        assert storage.digest(after) == storage.digest(engine.state["w"])
         assert tree.norm(seen.update) > 1e-3
         assert seen.proxy is not None and seen.proxy.shape == (2, *SHAPE)
 

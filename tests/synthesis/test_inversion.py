@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import models
+from fedgist import models, storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.task import NormStatistics
@@ -192,10 +192,10 @@ def test_the_two_forms_of_total_variation_differ_by_three_orders_of_magnitude() 
 
 def test_dreaming_leaves_the_running_statistics_alone() -> None:
     w = weights(CONV)
-    before = tree.digest(w)
+    before = storage.digest(w)
     with torch.no_grad():
         Dreamer(Objective(CONV), FreeDreams(N, SHAPE)).gradient({"x": noise(N, *SHAPE)}, w)
-    assert tree.digest(w) == before
+    assert storage.digest(w) == before
 
 
 def test_dreams_are_seen_in_evaluation_mode() -> None:

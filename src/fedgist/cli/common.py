@@ -3,10 +3,12 @@
 Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C.
 """
 
+import functools
+import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from fedgist.core.errors import FedgistError
+from fedgist.experiments.config import RunConfig
+from fedgist.options import Role, options
 
 
 def flag(name: str, help: str, metavar: str = "TEXT") -> Any:
@@ -25,19 +29,58 @@ def _home_expanded(text: str) -> Path:
     return Path(text).expanduser()
 
 
-# The values stay text until the configuration reads them, so that each mistake gets its one sentence.
-Dataset = Annotated[str | None, flag("dataset", "Data set.", "NAME")]
-DataDir = Annotated[str | None, flag("data-dir", "Folder with data files (or FEDGIST_DATA).", "DIR")]
-Clients = Annotated[str | None, flag("clients", "Number of clients.", "N")]
-Alpha = Annotated[str | None, flag("alpha", "Dirichlet concentration of the partition.", "X")]
-Partition = Annotated[str | None, flag("partition", "How the data is split.", "NAME")]
-Rounds = Annotated[str | None, flag("rounds", "Communication rounds.", "N")]
-Model = Annotated[str | None, flag("model", "Model, as in mlp or mlp:hidden=200x100.", "NAME")]
-Engine = Annotated[str | None, flag("engine", "auto, sequential, threaded, stacked, compiled or measured.", "NAME")]
-Device = Annotated[str | None, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")]
-Seed = Annotated[str | None, flag("seed", "Seed of everything random.", "N")]
-Seeds = Annotated[str | None, flag("seeds", "Number of runs, with the seeds SEED, SEED + 1, …", "N")]
-Record = Annotated[str | None, flag("record", "Message types to keep in full, or all.", "TYPES")]
+def flag_of(name: str) -> Any:
+    """The flag of an option of a run. Its value stays text until the configuration reads it: one sentence a mistake."""
+    option = options(RunConfig)[name]
+    return typer.Option(
+        f"--{name.replace('_', '-')}", help=option.help, metavar=option.flag, rich_help_panel=option.group
+    )
+
+
+Flags = dict[str, str]
+"""The flags of a run that were given, by the names of their options."""
+
+
+def naming(flags: Flags, method: str | None) -> Flags:
+    """The flags and the method, if one was named: beside options, an argument may be one."""
+    return flags if method is None else {**flags, "method": method}
+
+
+def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Puts all flags of a run in the place of a command's parameter `flags`, but those with such a role or name."""
+    names = [
+        name
+        for name, option in options(RunConfig).items()
+        if option.flag and not option.role & without and name not in but
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_flags(**typed: Any) -> None:
+            given = {name: value for name in names if (value := typed.pop(name)) is not None}
+            command(flags=given, **typed)
+
+        own = inspect.signature(command)
+        flags = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, flag_of(name)]
+            )
+            for name in names
+        ]
+        shown = []
+        for parameter in own.parameters.values():
+            of_the_run = parameter.name == "flags"
+            shown += flags if of_the_run else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        with_flags.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        return with_flags
+
+    return decorate
+
+
+DataDir = Annotated[str | None, flag_of("data_dir")]
+Engine = Annotated[str | None, flag_of("engine")]
+Device = Annotated[str | None, flag_of("device")]
 Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small, demo or toy.", "NAME")]
 Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
@@ -48,10 +91,6 @@ Live = Annotated[bool, typer.Option("--live", help="Serve the report to this mac
 Port = Annotated[int, typer.Option("--port", help="Port of --live; 0 is a free one.", metavar="N", min=0, max=65535)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
-
-
-def given(**flags: str | None) -> dict[str, str]:
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 @contextmanager

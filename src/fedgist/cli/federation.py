@@ -13,28 +13,25 @@ from fedgist.cli import runs
 from fedgist.cli.common import (
     Config,
     DataDir,
-    Dataset,
     Debug,
-    Device,
-    Engine,
+    Flags,
     Json,
-    Model,
     Out,
     Profile,
     Quiet,
-    Record,
     Resume,
-    Rounds,
-    Seed,
     Set,
     flag,
-    given,
+    naming,
+    run_flags,
     speaking,
 )
 from fedgist.core.errors import FedgistError
+from fedgist.options import Role
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
+    from fedgist.federation import runs as runs_across
 
 app = typer.Typer()
 federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
@@ -42,6 +39,7 @@ site_app = typer.Typer(help="What a site of a federation runs.", no_args_is_help
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
+NOT_HERE = Role.SITES | Role.SIMULATION
 Folder = Annotated[Path, typer.Argument(help="The folder of the federation.")]
 
 
@@ -76,17 +74,11 @@ def start(directory: Folder, debug: Debug = False) -> None:
 
 
 @federation_app.command()
+@run_flags(NOT_HERE)
 def run(
+    flags: Flags,
     method: Annotated[str | None, typer.Argument(help="The method; left out with --config or --resume.")] = None,
     federation: Annotated[Path | None, flag("federation", "The folder of the federation.", "DIR")] = None,
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    rounds: Rounds = None,
-    model: Model = None,
-    engine: Engine = None,
-    device: Device = None,
-    seed: Seed = None,
-    record: Record = None,
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
@@ -101,19 +93,17 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Run a method across the sites of a federation; --dataset is what the server tests on."""
-    flags = given(
-        method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, engine=engine, device=device,
-        seed=seed, record=record,
-    )  # fmt: skip
     with speaking(debug):
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
-        chosen = Choices(flags, profile, config, set or [], timeout, enough, min_sites, wait)
-        _run(federation, chosen, out, resume, as_json, quiet)
+        chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait)
+        _run(federation, chosen, _resolver(chosen, out, resume), out, resume, as_json, quiet)
 
 
 @federation_app.command()
+@run_flags(NOT_HERE, "dataset", "data_dir")
 def sim(
+    flags: Flags,
     directory: Annotated[Path, typer.Argument(help="The folder of the federation; made if it does not exist.")],
     method: Annotated[
         str | None, typer.Argument(help="A method to run; without it, the federation just stays.")
@@ -124,9 +114,6 @@ def sim(
     ] = "digits",
     data_dir: DataDir = None,
     port: Annotated[int, flag("port", "The server's port in a new federation.", "N")] = 8002,
-    rounds: Rounds = None,
-    model: Model = None,
-    seed: Seed = None,
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
@@ -138,39 +125,33 @@ def sim(
     debug: Debug = False,
 ) -> None:
     """Try it out on this machine: a server and sites as real processes, with TLS on loopback."""
-    flags = given(method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, seed=seed)
     with speaking(debug):
         from fedgist.federation import runs as runs_across
         from fedgist.federation import sim as simulations
 
         directory = directory.expanduser()
         names = simulations.names(directory, sites)
-        chosen = Choices(flags, profile, config, set or [], timeout)
-        wanted = method is not None or config is not None
-        if wanted:  # what the user got wrong shows before anything is started
-            runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
+        data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
+        chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout)
+        settled = None
+        if method is not None or config is not None:  # what the user got wrong shows before anything is started
+            settled = runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
         federation = simulations.provide(directory, sites, dataset, data_dir, port)
         with simulations.running(federation, dataset, _note):
-            if wanted:
-                _run(directory, chosen, out, resume, as_json, quiet)
+            if settled is not None:
+                _run(directory, chosen, settled, out, resume, as_json, quiet)
             else:
                 _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
                 signal.pause()
 
 
 @federation_app.command()
+@run_flags(NOT_HERE)
 def flower(
+    flags: Flags,
     directory: Annotated[Path, typer.Argument(help="A folder to make: the Flower app.")],
     method: Annotated[str | None, typer.Argument(help="The method; left out with --config.")] = None,
     sites: Annotated[str, flag("sites", "The sites, by the site-name in their node config.", "NAMES")] = "",
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    rounds: Rounds = None,
-    model: Model = None,
-    engine: Engine = None,
-    device: Device = None,
-    seed: Seed = None,
-    record: Record = None,
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
@@ -178,23 +159,19 @@ def flower(
     debug: Debug = False,
 ) -> None:
     """Write a Flower app that runs a method across the SuperNodes of a Flower federation; `flwr run` starts it."""
-    flags = given(
-        method=method, dataset=dataset, data_dir=data_dir, rounds=rounds, model=model, engine=engine, device=device,
-        seed=seed, record=record,
-    )  # fmt: skip
     with speaking(debug):
         from fedgist.experiments import config as configs
         from fedgist.experiments import runner
+        from fedgist.experiments.folder import default_folder
         from fedgist.federation import flower_app
 
-        layers = [configs.load(config)] if config else []
-        if not any("method" in layer for layer in [*layers, flags]):
-            raise FedgistError("which method? name one, as in `fedgist federation flower APP fedavg --sites a,b`")
+        flags = naming(flags, method)
+        layers = configs.base_layers("fedgist federation flower APP fedavg --sites a,b", flags, config)
         names = tuple(name.strip() for name in sites.split(",") if name.strip())
         app = flower_app.App(names)
         known = {"clients": len(names)}
         chosen = configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
-        folder = (out or runner.default_folder(chosen)).expanduser().resolve()
+        folder = (out or default_folder(runner.prepare(chosen))).expanduser().resolve()
         flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
         _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
         _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
@@ -205,7 +182,7 @@ def flower(
 class Choices:
     """What the user typed about a run."""
 
-    flags: dict[str, str]
+    flags: Flags
     profile: str | None
     config: Path | None
     set: list[str]
@@ -218,12 +195,11 @@ class Choices:
 def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
     """What makes the configuration, given what only the federation knows."""
     from fedgist.experiments import config as configs
+    from fedgist.experiments.folder import RunFolder
 
-    layers = [configs.load(chosen.config)] if chosen.config else []
-    if resume and out and (out / "config.toml").is_file():
-        layers = [configs.load(out / "config.toml")]
-    elif not any("method" in layer for layer in [*layers, chosen.flags]):
-        raise FedgistError("which method? name one, as in `fedgist federation run fedavg --federation DIR`")
+    begun = RunFolder(out).config if resume and out and RunFolder(out).started else None
+    command = "fedgist federation run fedavg --federation DIR"
+    layers = configs.base_layers(command, chosen.flags, chosen.config, begun)
 
     def resolve(known: dict[str, Any]) -> "RunConfig":
         given = configs.assignments(chosen.set)
@@ -232,16 +208,24 @@ def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict
     return resolve
 
 
-def _run(directory: Path, chosen: Choices, out: Path | None, resume: bool, as_json: bool, quiet: bool) -> None:
+def _run(
+    directory: Path,
+    chosen: Choices,
+    config: "runs_across.Config",
+    out: Path | None,
+    resume: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     from fedgist.experiments.progress import choose
     from fedgist.federation import kits
     from fedgist.federation import server as servers
 
-    resolve, federation = _resolver(chosen, out, resume), kits.load(directory)
+    federation = kits.load(directory)
     if not 1 <= chosen.min_sites <= len(federation.sites):
         raise FedgistError(f"--min-sites must be from 1 to {len(federation.sites)}, not {chosen.min_sites}")
     patience = servers.Patience(_positive("timeout", chosen.timeout), _share(chosen.enough), chosen.min_sites)
-    result = servers.run(federation, resolve, out, resume, patience, chosen.wait, choose(as_json or quiet))
+    result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
     runs.show_run([result], result.folder, as_json, quiet)
 

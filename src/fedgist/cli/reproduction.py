@@ -34,9 +34,6 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="Show all presets; with a preset, its cells.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show what is known, and run nothing.")] = False,
     page: Annotated[Path | None, flag("page", "Write the state of all presets as a Markdown page.", "FILE")] = None,
-    estimate: Annotated[
-        Path | None, flag("estimate", "Time a few steps of every cell of all presets, and write the figures.", "FILE")
-    ] = None,
     only: Annotated[str, flag("only", "Only cells with these words in their names.", "WORDS")] = "",
     scale: Annotated[
         str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.", "NAME")
@@ -57,7 +54,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper and show the paper's numbers beside ours; given again, it goes on."""
     with speaking(debug):
-        from fedgist.experiments import estimates, presets, reproduction
+        from fedgist.experiments import estimates, reproduction
 
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
@@ -71,10 +68,6 @@ def reproduce(
             print(page)
             return
         clock = estimates.Estimates()
-        if estimate is not None:
-            clock.write_reference([cell.config for one in presets.available().values() for cell in one.cells], estimate)
-            print(estimate)
-            return
         if preset is None:
             _all(scale, known, clock, as_json)
             return
@@ -145,7 +138,7 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
     said = f"{preset.name}: {len(preset.cells)} cells, {runs} runs to make, {finished} finished"
     if clock is None or not todo:
         return said
-    costs = [clock.quick(config) for job in todo for config, _ in job.runs]
+    costs = [clock.get(config) for job in todo for config, _ in job.runs]
     if None in costs:
         return f"{said}; no estimate for some of them"
     total = sum(cost for cost in costs if cost is not None)

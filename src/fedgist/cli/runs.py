@@ -12,31 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgist.cli.common import (
-    Alpha,
-    Clients,
     Config,
-    DataDir,
-    Dataset,
     Debug,
-    Device,
-    Engine,
+    Flags,
     Json,
     Live,
-    Model,
     Out,
-    Partition,
     Port,
     Profile,
     Quiet,
-    Record,
     Resume,
-    Rounds,
-    Seed,
-    Seeds,
     Set,
     flag,
-    given,
+    naming,
     note,
+    run_flags,
     speaking,
     warning_once,
 )
@@ -46,7 +36,7 @@ from fedgist.words import size
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
     from fedgist.experiments.folder import RunFolder
-    from fedgist.experiments.runner import Result
+    from fedgist.experiments.results import Result
 
 app = typer.Typer()
 
@@ -57,20 +47,10 @@ DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
 @app.command()
+@run_flags()
 def run(
+    flags: Flags,
     method: Annotated[str | None, typer.Argument(help="The method; left out with --config or --resume.")] = None,
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    clients: Clients = None,
-    alpha: Alpha = None,
-    partition: Partition = None,
-    rounds: Rounds = None,
-    model: Model = None,
-    engine: Engine = None,
-    device: Device = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    record: Record = None,
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
@@ -89,23 +69,18 @@ def run(
 
     `fedgist config METHOD` prints every option with its default; --set changes those that have no flag here.
     """
-    flags = given(
-        method=method, dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition,
-        rounds=rounds, model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
-    )  # fmt: skip
     with speaking(debug), warning_once():
         from fedgist.experiments import config as configs
         from fedgist.experiments import runner
+        from fedgist.experiments.folder import default_folder
 
-        layers = [configs.load(config)] if config else []
-        if resume and not (method or config):
-            layers = [configs.load(_begun(out).config)]
-        elif not any("method" in layer for layer in [*layers, flags]):
-            raise FedgistError("which method? name one, as in `fedgist run fedavg`; `fedgist list methods` shows them")
+        flags = naming(flags, method)
+        begun = _begun(out).config if resume and not (method or config) else None
+        layers = configs.base_layers("fedgist run fedavg", flags, config, begun)
         resolved = configs.resolve(*layers, configs.assignments(set or []), flags, profile=profile)
         if reduced := configs.profile_note(resolved.method, profile):
             note(f"profile {profile}, where no option says otherwise: {reduced}", as_json or quiet)
-        folder = out or runner.default_folder(resolved)
+        folder = out or default_folder(runner.prepare(resolved))
         group = folder if resolved.seeds > 1 else None
         with _live(folder, live, port):
             results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard)
@@ -113,20 +88,10 @@ def run(
 
 
 @app.command()
+@run_flags()
 def compare(
     methods: Annotated[list[str], typer.Argument(help="The methods, in the order of the table.")],
-    dataset: Dataset = None,
-    data_dir: DataDir = None,
-    clients: Clients = None,
-    alpha: Alpha = None,
-    partition: Partition = None,
-    rounds: Rounds = None,
-    model: Model = None,
-    engine: Engine = None,
-    device: Device = None,
-    seed: Seed = None,
-    seeds: Seeds = None,
-    record: Record = None,
+    flags: Flags,
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
@@ -143,10 +108,6 @@ def compare(
 
     Without --profile each method runs with its small profile; what that reduces is said first.
     """
-    flags = given(
-        dataset=dataset, data_dir=data_dir, clients=clients, alpha=alpha, partition=partition, rounds=rounds,
-        model=model, engine=engine, device=device, seed=seed, seeds=seeds, record=record,
-    )  # fmt: skip
     with speaking(debug), warning_once():
         from fedgist.experiments import comparison
         from fedgist.experiments import config as configs
@@ -233,10 +194,11 @@ def _run_seeds(
 ) -> "list[Result]":
     """The runs of a configuration; `group` is the folder of all runs of this command, where there are several."""
     from fedgist.experiments import runner
+    from fedgist.experiments.folder import each_seed
     from fedgist.experiments.progress import Several, choose
     from fedgist.experiments.tensorboard import TensorBoard
 
-    runs = runner.each_seed(config, out)
+    runs = each_seed(config, out)
     listeners = [
         Several(choose(quiet), TensorBoard(path / "tensorboard")) if tensorboard else choose(quiet) for _, path in runs
     ]

@@ -19,61 +19,10 @@ from torch import Tensor
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
 from fedgist.data import exports, formats
+from fedgist.data.cards import CARDS
 from fedgist.data.downloads import fetch
 from fedgist.data.files import Images, missing_splits, read_npz, wanted_files, write_npz
 
-BUILT_IN = {
-    "digits": "1,438 + 359 grey 8×8 digits, 10 classes, from scikit-learn; nothing to fetch",
-    "mnist5k": "4,000 + 1,000 grey 28×28 digits of MNIST, 10 classes; needs 'fedgist[demo]' or an export",
-}
-FOLDERS = {
-    "mnist": "60,000 + 10,000 grey 28×28 digits, 10 classes; from a folder (LeCun et al. 1998)",
-    "fashion-mnist": "60,000 + 10,000 grey 28×28 pieces of clothing, 10 classes; from a folder (Xiao et al. 2017)",
-    "cifar10": "50,000 + 10,000 colour 32×32 images, 10 classes; from a folder (Krizhevsky 2009)",
-    "cifar100": "50,000 + 10,000 colour 32×32 images, 100 classes; from a folder (Krizhevsky 2009)",
-    "emnist-letters": "124,800 + 20,800 grey 28×28 letters, 26 classes; from a folder (Cohen et al. 2017)",
-    "emnist-byclass": "697,932 + 116,323 grey 28×28 digits and letters, 62 classes; from a folder (Cohen et al. 2017)",
-    "pathmnist": "89,996 + 7,180 colour 28×28 tissue images, 9 classes; from a folder (Yang et al. 2023)",
-    "femnist": "grey 28×28 digits and letters by writer, 62 classes; from a folder (LEAF, Caldas et al. 2018)",
-    "celeba": "colour 84×84 faces by person, 2 classes: smiling or not; from a folder (LEAF, Caldas et al. 2018)",
-}
-CLASSES = dict.fromkeys((*BUILT_IN, "mnist", "fashion-mnist", "cifar10"), 10) | {
-    "cifar100": 100,
-    "emnist-letters": 26,
-    "emnist-byclass": 62,
-    "pathmnist": 9,
-    "femnist": 62,
-    "celeba": 2,
-}
-CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html"
-EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
-SOURCES = {
-    "mnist": "the four IDX files are those of http://yann.lecun.com/exdb/mnist",
-    "fashion-mnist": "the four IDX files are in https://github.com/zalandoresearch/fashion-mnist, folder data/fashion",
-    "cifar10": f"both archives are at {CIFAR}",
-    "cifar100": f"both archives are at {CIFAR}",
-    "emnist-letters": f"the four IDX files are in gzip.zip of {EMNIST}",
-    "emnist-byclass": f"the four IDX files are in gzip.zip of {EMNIST}",
-    "pathmnist": "pathmnist.npz is at https://medmnist.com",
-    "femnist": "https://leaf.cmu.edu makes the JSON files",
-    "celeba": "https://leaf.cmu.edu makes the JSON files; the pictures go into images/",
-}
-PUBLISHED_FILES = {  # of the data sets that are published in another form than MNIST's
-    "cifar10": "the folder cifar-10-batches-py with data_batch_1 to 5 and test_batch (or cifar-10-batches-bin)",
-    "cifar100": "the folder cifar-100-python with train and test (or cifar-100-binary)",
-    "emnist-letters": formats.emnist_files("letters"),
-    "emnist-byclass": formats.emnist_files("byclass"),
-    "pathmnist": "pathmnist.npz",
-    "femnist": "train/*.json and test/*.json",
-    "celeba": "train/*.json and test/*.json",
-}
-PUBLISHED = {  # mean and deviation of each channel, as customary (CIFAR-10: the mean of the deviations of the images)
-    "mnist": ((0.1307,), (0.3081,)),
-    "mnist5k": ((0.1307,), (0.3081,)),
-    "fashion-mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
 NORMALISATIONS = {
     "dataset": "published mean and deviation of each channel, or those of the train set",
     "half": "mean 0.5, deviation 0.5: pixels in [-1, 1]",
@@ -142,7 +91,7 @@ def available(data_dir: str | Path | None = None) -> dict[str, str]:
     root = _root(data_dir)
     folders = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root and root.is_dir() else []
     own = {folder.name: f"your own, in {folder}" for folder in folders if formats.find(folder)}
-    return own | BUILT_IN | FOLDERS
+    return own | {name: card.line for name, card in CARDS.items()}
 
 
 def export(
@@ -184,7 +133,7 @@ def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
         return read()
     if name == "mnist5k":
         return _split(name, _mnist5k())
-    if name not in FOLDERS and not (folder and folder.is_dir()):
+    if name not in CARDS and not (folder and folder.is_dir()):
         error = unknown("dataset", name, available(data_dir))
         raise FedgistError(f"{error} (a data set of your own is a folder in --data-dir or FEDGIST_DATA)")
     raise _missing(name, folder)
@@ -198,11 +147,12 @@ def _missing(name: str, folder: Path | None) -> FedgistError:
     else:
         where = f"but there is no folder {folder}" if folder else "but no folder was named"
     wanted = " and ".join(map(wanted_files, lacking))
-    if name in PUBLISHED_FILES and len(lacking) == 2:  # with one split there, the other is wanted in the same form
-        wanted = f"{PUBLISHED_FILES[name]}, or train.npz and test.npz"
+    card = CARDS.get(name)
+    if card and card.files and len(lacking) == 2:  # with one split there, the other is wanted in the same form
+        wanted = f"{card.files}, or train.npz and test.npz"
     return FedgistError(
         f"data set {name!r} needs {wanted}, {where}; "
-        + (f"{SOURCES[name]}; " if name in SOURCES else "")
+        + (f"{card.source}; " if card else "")
         + f"put the files in a folder DIR/{name} and pass --data-dir DIR (or set FEDGIST_DATA=DIR)"
     )
 
@@ -258,10 +208,10 @@ def _split(name: str, images: Images) -> tuple[Images, Images]:
 
 def _count_classes(name: str, train: np.ndarray, test: np.ndarray) -> int:
     present = np.union1d(train, test)
-    if name in CLASSES:
-        if present[-1] >= CLASSES[name]:
-            raise FedgistError(f"data set {name!r} has {CLASSES[name]} classes, but a label {present[-1]} occurs")
-        return CLASSES[name]
+    if name in CARDS:
+        if present[-1] >= (classes := CARDS[name].classes):
+            raise FedgistError(f"data set {name!r} has {classes} classes, but a label {present[-1]} occurs")
+        return classes
     # A gap is nearly always a numbering that does not start at 0, which would train a class that nobody has.
     if len(present) != present[-1] + 1:
         absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
@@ -281,8 +231,8 @@ def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[S
     if kind == "train":
         mean, deviation = _moments(kept.pixels, kept.peak)
         return [mean] * channels, [deviation] * channels
-    if name in PUBLISHED and len(PUBLISHED[name][0]) == channels:
-        return PUBLISHED[name]
+    if name in CARDS and len(CARDS[name].mean) == channels:
+        return CARDS[name].mean, CARDS[name].deviation
     planes = train.pixels.reshape(-1, channels)
     moments = [_moments(planes[:, channel], train.peak) for channel in range(channels)]
     return [mean for mean, _ in moments], [deviation for _, deviation in moments]

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.data.cards import CARDS
 from fedgist.data.files import Images, alike, checked
 from fedgist.data.formats import emnist, single_labels
 
-TORCHVISION = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
+TORCHVISION = {name: card.torchvision for name, card in CARDS.items() if card.torchvision}
 EMNIST = tuple(f"emnist-{split}" for split in ("letters", "balanced", "byclass", "bymerge", "digits", "mnist"))
 MEDMNIST = (
     *("pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "breastmnist", "bloodmnist", "tissuemnist"),

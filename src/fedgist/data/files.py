@@ -6,7 +6,6 @@ A folder holds two splits, `train` and `test`. Each is either `.npz` with the ke
 
 import gzip
 import math
-import os
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgist.core.errors import FedgistError
+from fedgist.storage import replacing
 
 IDX_PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
 DEFLATE_RATIO = 1032  # no gzip stream unpacks to more than this multiple of its size
@@ -183,17 +183,11 @@ def read_npz(path: Path) -> Images:
 
 
 def write_npz(path: Path, images: Images) -> None:
-    """Writes what `read_npz` reads; whoever reads meanwhile sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            arrays = {"images": images.pixels, "labels": images.labels, "peak": np.int64(images.peak)}
-            arrays |= {} if images.groups is None else {"groups": images.groups}
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    """Writes what `read_npz` reads."""
+    arrays = {"images": images.pixels, "labels": images.labels, "peak": np.int64(images.peak)}
+    arrays |= {} if images.groups is None else {"groups": images.groups}
+    with replacing(path) as draft, draft.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 @contextmanager

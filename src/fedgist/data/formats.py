@@ -13,9 +13,9 @@ import numpy as np
 
 from fedgist.core.errors import FedgistError
 from fedgist.data import cifar, files, pictures
+from fedgist.data.cards import EMNIST_FILES
 from fedgist.data.files import Images, Reader, alike, blamed, checked, read_idx
 
-EMNIST_FILES = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
 MEDMNIST_KEYS = {f"{split}_{part}" for split in ("train", "test") for part in ("images", "labels")}
 
 
@@ -26,11 +26,6 @@ def find(folder: Path) -> Reader | None:
 
 def _find_npz_or_idx(folder: Path) -> Reader | None:
     return None if files.missing_splits(folder) else partial(files.read_folder, folder)
-
-
-def emnist_files(split: str) -> str:
-    """The files of a split of EMNIST, in words."""
-    return ", ".join(f"emnist-{split}-{part}-ubyte[.gz]" for part in EMNIST_FILES)
 
 
 def _find_emnist(folder: Path) -> Reader | None:

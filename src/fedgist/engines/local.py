@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Leaves
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
@@ -97,7 +98,7 @@ class LocalEngine(Engine):
         self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
 
     def digest(self) -> str:
-        return tree.digest(self.snapshot())
+        return storage.digest(self.snapshot())
 
     # A round
 

@@ -51,8 +51,8 @@ def run(
     if isinstance(data, str):
         if test is not None or classes is not None:
             raise FedgistError(f"data set {data!r} has its own test set and classes; give them with data of your own")
-        config = runner.prepare(configs.resolve(options, fixed, {"dataset": data}, profile=profile))
-        inputs = sources.from_dataset(config, own)
+        config = configs.resolve(options, fixed, {"dataset": data}, profile=profile)
+        load = partial(sources.from_dataset, own_models=own)
     else:
         if test is None:
             raise FedgistError("data of your own needs a test set: test=(x, y)")
@@ -60,9 +60,9 @@ def run(
             if key in options:
                 raise FedgistError(f"data of your own says who the clients are, one a pair: leave out {key}")
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(data))}
-        config = runner.prepare(configs.resolve(options, fixed, brought, profile=profile))
-        inputs = sources.from_memory(config, data, test, classes, own)
-    return runner.run(config, out, resume=resume, inputs=inputs, progress=choose(quiet=not progress))
+        config = configs.resolve(options, fixed, brought, profile=profile)
+        load = partial(sources.from_memory, data=data, test=test, classes=classes, own_models=own)
+    return runner.run(config, out, resume=resume, load=load, progress=choose(quiet=not progress))
 
 
 def _from_module(module: nn.Module, features: str | None, shape: tuple[int, int, int], classes: int) -> Model:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedgist.core import tree
+from fedgist import storage
 from fedgist.core.federation import Exhibit
 from fedgist.core.task import Task
 from fedgist.synthesis.pixels import quantise
@@ -62,14 +62,14 @@ def save(exhibits: Sequence[Exhibit], task: Task, path: Path) -> None:
     kept = {name: _joined(parts, task) for name, parts in together.items()}
     if kept:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tree.save(kept, path)
+        storage.save(kept, path)
 
 
 def load(folder: Path) -> Iterator[Shown]:
     """All that a run kept, round by round; a file that cannot be read is left out."""
     for path in sorted(folder.glob("round-*.safetensors")):
         try:
-            round, kept = int(path.stem.removeprefix("round-")), tree.load(path)
+            round, kept = int(path.stem.removeprefix("round-")), storage.load(path)
             yield from [Shown(round, name, **fields) for name, fields in kept.items()]
         except (OSError, ValueError, KeyError, TypeError):
             continue

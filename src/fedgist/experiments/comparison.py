@@ -12,12 +12,8 @@ from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.report.runs import SHARE_OF_BEST, read
-from fedgist.options import options
+from fedgist.options import Role, having, options
 
-GROUND = (
-    "dataset", "normalise", "limit", "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client",
-    "partition_seed", "discrepancy", "client_test", "offline", "seed", "seeds",
-)  # fmt: skip
 MODEL = {"model": "mlp:norm=batch", "architectures": (), "eval_every": 1}
 """What `compare` runs where nobody says otherwise: one model for all, so that they start at the same weights and rounds
 mean the same. It has BatchNorm, because Co-Dream's dreams are held to its statistics, and is quick on two cores."""
@@ -57,7 +53,7 @@ def same_ground(
     ground: dict[str, Any] = {}
     notes = []
     wanted = {name: configs.profile_of(name, profiles[name]) for name in names}
-    for key in GROUND:
+    for key in having(RunConfig, Role.GROUND):
         values = {name: wanted[name].get(key, shared[key].default) for name in names}
         if key in layer or len(set(values.values())) == 1:
             continue

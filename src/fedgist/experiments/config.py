@@ -11,63 +11,103 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.options import Option, build, option, options
+from fedgist.options import Role, build, option, options, toml
 
 OWN = "own"  # the name of data and models that a Python caller brings
 
 
+_data = partial(option, group="Data", role=Role.GROUND)
+_split = partial(option, group="Clients", role=Role.GROUND | Role.SITES)
+_model = partial(option, group="Model")
+_rounds = partial(option, group="Rounds and seeds")
+_judged = partial(option, group="Evaluation")
+_computed = partial(option, group="Computation", role=Role.EXECUTION)
+_network = partial(option, group="Network", role=Role.SIMULATION)
+_kept = partial(option, group="What is kept", role=Role.EXECUTION)
+
+
 @dataclass(frozen=True)
 class RunConfig:
-    """All that a run depends on; the same configuration and seed give the same result."""
+    """All that a run depends on; the same configuration and seed give the same result.
+
+    The order of the fields is part of the names of folders (`digest`).
+    """
 
     method: str = option("fedavg", "The method; `fedgist list methods` names them.")
-    dataset: str = option("digits", "The data set; `fedgist list datasets` names them.")
-    data_dir: str | None = option(None, "Folder with data files; without it, the folder that FEDGIST_DATA names.")
-    normalise: str = option("dataset", "How pixels are scaled: dataset (its mean and deviation), half, train or unit.")
-    limit: int | None = option(None, "Use at most this many training samples.", low=1)
-    clients: int = option(10, "How many clients the training data is split over.", low=1)
-    partition: str = option("dirichlet", "How it is split; `fedgist list partitions` names the ways.")
-    alpha: float = option(0.5, "Dirichlet concentration: small is heterogeneous, large is even.", above=0)
-    min_size: int = option(10, "Balanced Dirichlet partitions: every client has at least this many samples.", low=0)
-    ratio: float = option(0.5, "Partition dirichlet-fedgen: the share of the data that is used.", above=0, high=1)
-    shards_per_client: int = option(2, "Partition shards: how many each client gets.", low=1)
-    partition_seed: int | None = option(None, "Seed of the split; without it, the seed of the run.", low=0)
-    discrepancy: tuple[str, ...] = option(
-        (), "How clients see the data differently: rotation, blur, contrast, labels; as in rotation:degrees=30,labels."
+    dataset: str = _data("digits", "The data set; `fedgist list datasets` names them.", flag="NAME")
+    data_dir: str | None = _data(
+        None, "Folder with data files; without it, the folder that FEDGIST_DATA names.", role=Role.EXECUTION, flag="DIR"
     )
-    proxy: str | None = option(None, "Unlabelled images of the server: their number, or as in fashion-mnist:2000.")
-    model: str = option("mlp", "The model, with options as in mlp:hidden=200x100; `fedgist list models` names them.")
-    architectures: tuple[str, ...] = option((), "Models of the clients, dealt out in turn; without it, all `model`.")
-    rounds: int = option(10, "Communication rounds.", low=1)
-    seed: int = option(0, "Seed of everything random.", low=0)
-    seeds: int = option(1, "How many runs, with the seeds seed, seed + 1, …; each has its own folder.", low=1)
-    eval_every: int = option(1, "Evaluate every so many rounds, and at the end; 0 is only at the end.", low=0)
-    client_test: str = option(
-        "all", "What clients test their own models on: all test data, or that of their labels.", ("all", "own-labels")
+    normalise: str = _data("dataset", "How pixels are scaled: dataset (its mean and deviation), half, train or unit.")
+    limit: int | None = _data(None, "Use at most this many training samples.", low=1)
+    clients: int = _split(10, "How many clients the training data is split over.", low=1, flag="N")
+    partition: str = _split("dirichlet", "How it is split; `fedgist list partitions` names the ways.", flag="NAME")
+    alpha: float = _split(0.5, "Dirichlet concentration: small is heterogeneous, large is even.", above=0, flag="X")
+    min_size: int = _split(10, "Balanced Dirichlet partitions: every client has at least this many samples.", low=0)
+    ratio: float = _split(0.5, "Partition dirichlet-fedgen: the share of the data that is used.", above=0, high=1)
+    shards_per_client: int = _split(2, "Partition shards: how many each client gets.", low=1)
+    partition_seed: int | None = _split(None, "Seed of the split; without it, the seed of the run.", low=0)
+    discrepancy: tuple[str, ...] = _split(
+        (),
+        "How clients see the data differently: rotation, blur, contrast, labels; as in rotation:degrees=30,labels.",
+        role=Role.GROUND | Role.SIMULATION,
     )
-    validation: float = option(
+    proxy: str | None = _model(None, "Unlabelled images of the server: their number, or as in fashion-mnist:2000.")
+    model: str = _model(
+        "mlp", "The model, with options as in mlp:hidden=200x100; `fedgist list models` names them.", flag="NAME"
+    )
+    architectures: tuple[str, ...] = _model(
+        (), "Models of the clients, dealt out in turn; without it, all `model`.", role=Role.SITES
+    )
+    rounds: int = _rounds(10, "Communication rounds.", low=1, flag="N")
+    seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
+    seeds: int = _rounds(
+        1,
+        "How many runs, with the seeds seed, seed + 1, …; each has its own folder.",
+        low=1,
+        role=Role.GROUND | Role.EXECUTION | Role.SIMULATION,
+        flag="N",
+    )
+    eval_every: int = _judged(1, "Evaluate every so many rounds, and at the end; 0 is only at the end.", low=0)
+    client_test: str = _judged(
+        "all",
+        "What clients test their own models on: all test data, or that of their labels.",
+        ("all", "own-labels"),
+        role=Role.GROUND | Role.SIMULATION,
+    )
+    validation: float = _judged(
         0.0,
         "Judge on this share of every client's samples, on which nobody then trains, not on the test set.",
         low=0,
         high=0.9,
+        role=Role.SIMULATION,
     )
-    engine: str = option("auto", "Who computes: auto, sequential, threaded, stacked, compiled or measured.")
-    device: str = option("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.")
-    tf32: bool = option(False, "On a GPU, round the inputs of products to 10 bits: faster, no longer exact float32.")
-    offline: float = option(0.0, "Chance that a client does not answer in a round.", low=0, high=1)
-    delay: int = option(0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0)
-    topology: str | None = option(
+    engine: str = _computed("auto", "Who computes: auto, sequential, threaded, stacked or compiled.", flag="NAME")
+    device: str = _computed("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.", flag="NAME")
+    tf32: bool = _computed(
+        False,
+        "On a GPU, round the inputs of products to 10 bits: faster, no longer exact float32.",
+        role=Role.NONE,  # it changes what comes out
+    )
+    offline: float = _network(
+        0.0, "Chance that a client does not answer in a round.", low=0, high=1, role=Role.GROUND | Role.SIMULATION
+    )
+    delay: int = _network(
+        0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0
+    )
+    topology: str | None = _network(
         None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
     )
-    checkpoint_every: int = option(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
-    artifacts_every: int | None = option(
+    checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
+    artifacts_every: int | None = _kept(
         None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0
     )
-    record: tuple[str, ...] = option((), "Message types of which the encoded messages are kept.")
+    record: tuple[str, ...] = _kept((), "Message types of which the encoded messages are kept.", flag="TYPES")
     options: Any = None
 
 
@@ -119,6 +159,18 @@ def profile_note(method: str, profile: str | None) -> str | None:
     return None if note is None else str(note)
 
 
+def base_layers(
+    command: str, flags: Mapping[str, Any], file: Path | None, begun: Path | None = None
+) -> list[dict[str, Any]]:
+    """What lies below the options that were typed: the run that goes on, or a file; one of them names the method."""
+    if begun is not None:
+        return [load(begun)]
+    layers = [load(file)] if file else []
+    if not any("method" in layer for layer in [*layers, flags]):
+        raise FedgistError(f"which method? name one, as in `{command}`; `fedgist list methods` shows them")
+    return layers
+
+
 def assignments(pairs: list[str]) -> dict[str, str]:
     """`key=value` texts as a mapping."""
     for pair in pairs:
@@ -155,35 +207,11 @@ def load(path: str | Path) -> dict[str, Any]:
 
 def dump(config: RunConfig) -> str:
     """The configuration as TOML, every value under its sentence."""
-    lines = [f"# A run of fedgist; repeat it with: fedgist run --config FILE\n\n{_lines(config)}"]
-    if config.options is not None and options(config.options):
-        lines.append(f"[options]\n\n{_lines(config.options)}")
+    lines = ["# A run of fedgist; repeat it with: fedgist run --config FILE\n"]
+    for heading, of in (("", config), ("[options]\n\n", config.options)):
+        if of is not None and (known := options(of)):
+            lines.append(heading + toml(known, {name: getattr(of, name) for name in known}))
     return "\n".join(lines)
-
-
-def _lines(values: Any) -> str:
-    rows = (f"{_sentences(o)}\n{name} = {_toml(getattr(values, name))}\n" for name, o in options(values).items())
-    return "\n".join(rows)
-
-
-def _sentences(option: Option) -> str:
-    """What an option is for, and what it may be where that is a list of names."""
-    if option.choices is None:
-        return f"# {option.help}"
-    count = "Any" if get_origin(option.kind) is tuple else "One"
-    return f"# {option.help}\n# {count} of: {', '.join(map(str, option.choices))}."
-
-
-def _toml(value: Any) -> str:
-    if value is None:
-        return '"none"'  # TOML has no null; `convert` reads it back where None is allowed
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value)
 
 
 def flat(config: RunConfig) -> dict[str, Any]:

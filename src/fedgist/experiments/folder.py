@@ -1,17 +1,23 @@
 """The folder of a run: what lies where, written so that a killed process leaves nothing half done.
 
-Whole files are written beside their place and moved there; `metrics.jsonl` grows by one line a round, and a checkpoint
-says how long it was, so that a resumed run cuts off what came after. `result.json` comes last: it says "finished".
+`metrics.jsonl` grows by one line a round, and a checkpoint says how long it was, so that a resumed run cuts off what
+came after. `result.json` comes last: it says "finished". All other files appear whole.
 """
 
+import dataclasses
 import json
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedgist import storage
 from fedgist.core.errors import FedgistError
+from fedgist.experiments import config as configs
+from fedgist.experiments.config import RunConfig
+from fedgist.storage import replacing
 
 KEPT_CHECKPOINTS = 2  # the last, and the one before it in case the last cannot be read
 
@@ -44,8 +50,32 @@ class RunFolder:
     def finished(self) -> bool:
         return self.result.is_file()
 
-    def create(self, config: str) -> None:
-        """Makes the folder and says in it what runs; one that holds other things is refused."""
+    def check_free(self, resume: bool) -> None:
+        """Refuses a folder that has a run already, unless that is to go on."""
+        if self.started and not resume:
+            what = "a finished run; show it with" if self.finished else "an unfinished run; go on with"
+            raise FedgistError(f"{self.path} holds {what} --resume, or choose another folder with --out")
+
+    def open(
+        self, config: str, partition: Any, parts: Mapping[str, np.ndarray] | None, environment: Any, method: Any
+    ) -> Any:
+        """Makes the folder, or finds the last checkpoint in it, and cuts off what was written after that."""
+        self._create(config)
+        if self.partition.is_file() and read_json(self.partition) != partition:
+            raise FedgistError(f"{self.path} was begun with other data: its partition.json does not match")
+        write_json(self.partition, partition, indent=None)
+        if parts is not None:
+            with replacing(self.indices) as draft, draft.open("wb") as file:
+                np.savez_compressed(file, **parts)  # type: ignore[arg-type]
+        write_json(self.environment, environment)
+        write_json(self.method, method)
+        saved = self._last_checkpoint()
+        with self.metrics.open("ab") as file:
+            file.truncate(0 if saved is None else saved["metrics"])
+        return saved
+
+    def _create(self, config: str) -> None:
+        """The folder, with what runs in it; one that holds other things is refused."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.started and any(not path.name.startswith(".") for path in self.path.iterdir()):
@@ -63,9 +93,6 @@ class RunFolder:
         if {path.name for path in self.path.iterdir()} <= own:
             shutil.rmtree(self.path)
 
-    def checkpoint(self, round: int) -> Path:
-        return self.checkpoints / f"round-{round:06d}.safetensors"
-
     def exhibits(self, round: int) -> Path:
         """What the round showed, where it was kept."""
         return self.shown / f"round-{round:06d}.safetensors"
@@ -78,9 +105,32 @@ class RunFolder:
         """The round of the newest checkpoint."""
         return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint_files()), default=0)
 
-    def drop_old_checkpoints(self) -> None:
-        for path in self.checkpoint_files()[KEPT_CHECKPOINTS:]:
+    def save_checkpoint(self, round: int, engine: Any, ledger: Any) -> None:
+        """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
+        kept = {"engine": engine, "ledger": json.dumps(ledger), "metrics": self.metrics.stat().st_size}
+        storage.save(kept, self.checkpoints / f"round-{round:06d}.safetensors")
+        drafts = self.checkpoints.glob(".round-*")  # of a process that was killed
+        for path in [*self.checkpoint_files()[KEPT_CHECKPOINTS:], *drafts]:
             path.unlink()
+
+    def _last_checkpoint(self) -> Any:
+        """The newest checkpoint that can be read and whose rows are all there; None begins anew."""
+        for path in self.checkpoint_files():
+            try:
+                saved = storage.load(path)
+                saved["ledger"] = json.loads(saved["ledger"])
+                wanted = saved["metrics"], saved["ledger"]["bytes"]
+                there = self.metrics.stat().st_size, self.ledger.stat().st_size
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # cut short by a loss of power: the one before it is whole
+            if there[0] >= wanted[0] and there[1] >= wanted[1]:
+                return saved
+        return None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One more row of metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, one a round."""
@@ -91,11 +141,8 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file, in a folder that need not exist yet: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
@@ -134,3 +181,22 @@ def free_folder(parent: str | Path, name: str) -> Path:
     while (Path(parent) / f"{name}-{number}").exists():
         number += 1
     return Path(parent) / f"{name}-{number}"
+
+
+def run_name(config: RunConfig) -> str:
+    """METHOD-DATASET-SEED-HASH of a configuration that is prepared: what really runs names the run."""
+    seed = str(config.seed) if config.seeds == 1 else f"{config.seed}to{config.seed + config.seeds - 1}"
+    return f"{config.method}-{config.dataset}-{seed}-{configs.digest(config)}"
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Where a prepared configuration runs if nobody says otherwise; several seeds share a folder."""
+    return Path("runs") / run_name(config)
+
+
+def each_seed(config: RunConfig, out: Path) -> list[tuple[RunConfig, Path]]:
+    """The runs of a configuration with several seeds, each with its folder."""
+    if config.seeds == 1:
+        return [(config, out)]
+    seeds = range(config.seed, config.seed + config.seeds)
+    return [(dataclasses.replace(config, seed=seed, seeds=1), out / f"seed-{seed}") for seed in seeds]

@@ -1,7 +1,7 @@
 """What a federation holds before its first round: clients with their data, a test set, a task, models."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -111,11 +111,21 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
-    named = _models(config, train.shape, train.classes, NONE)
-    task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
-    dealt = config.architectures or (config.model,)
-    info = {name: {"model": dealt[i % len(dealt)]} for i, name in enumerate(sorted(sites))}
-    return Inputs(task, {}, info, (test.x, test.y), counts={}, sha256="")
+    task = Task(train.shape, train.classes, train.low, train.high, {}, config.model, proxy)
+    announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
+    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="")
+    return with_architectures(config, known)
+
+
+def with_architectures(config: RunConfig, known: Inputs) -> Inputs:
+    """A federation's part, with the architectures that the configuration now has for its sites."""
+    task = replace(known.task, models=_models(config, known.task.shape, known.task.classes, NONE))
+    return replace(known, task=task, info=_dealt(config.architectures or (config.model,), known.info))
+
+
+def _dealt(architectures: Sequence[str], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What each announces: its architecture, which are dealt out in turn."""
+    return {id: {"model": architectures[i % len(architectures)]} for i, id in enumerate(ids)}
 
 
 def _models(config: RunConfig, shape: tuple[int, int, int], classes: int, own: Makers) -> dict[str, Model]:
@@ -151,8 +161,8 @@ def _inputs(
     if methods.find(config.method).pooled:
         clients, ids, dealt = [_pooled(clients)], ["0"], (task.model,)
     clients = [replace(client, test=_client_test(config, client, client.test or test)) for client in clients]
-    info = {name: {"model": dealt[i % len(dealt)]} for i, name in enumerate(ids)}
-    return Inputs(task, dict(zip(ids, clients, strict=True)), info, test, counts, sha256, named)
+    sites = dict(zip(ids, clients, strict=True))
+    return Inputs(task, sites, _dealt(dealt, ids), test, counts, sha256, named)
 
 
 def _held_out(config: RunConfig, clients: Mapping[str, ClientData]) -> tuple[list[ClientData], tuple[Tensor, Tensor]]:

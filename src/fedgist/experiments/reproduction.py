@@ -21,6 +21,7 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import presets
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
+from fedgist.experiments.results import best_five
 from fedgist.experiments.workers import Job
 
 
@@ -186,7 +187,7 @@ def taken(
         ours, theirs = (max(r, key=lambda row: row[cell.of]) for r in (judged, [r for r in rival if cell.of in r]))
         return [theirs["bytes_up"] / ours["bytes_up"]]
     shares = [100 * row[cell.of] for row in judged]
-    return {"last": shares[-1:], "best": [max(shares)], "best5": sorted(shares)[-5:]}[cell.take]
+    return {"last": shares[-1:], "best": [max(shares)], "best5": best_five(shares)}[cell.take]
 
 
 def judge(preset: Preset, results: Results) -> Verdict:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedgist.experiments import presets, reproduction
-from fedgist.experiments.estimates import REFERENCE, cost_key
+from fedgist.experiments.estimates import REFERENCE
 from fedgist.experiments.folder import write_text
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.reproduction import Found, Results, Verdict
@@ -77,7 +77,7 @@ def _glance(paper: str, found: list[tuple[Preset, Results, Verdict]], seconds: d
 
 def _hours(preset: Preset, results: Results, seconds: dict[str, float | None]) -> str:
     left = {cell.run: cell for cell in preset.cells if cell.name not in results}
-    costs = [seconds.get(cost_key(cell.config)) for cell in left.values()]
+    costs = [seconds.get(cell.run) for cell in left.values()]
     known = [cost for cost in costs if cost is not None]
     if not left:
         return ""

@@ -1,7 +1,6 @@
 """The Flower app of a run: a folder with one file, which names what both ends have installed, and the run's options."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,14 @@ from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
 from fedgist.federation.kits import NAME
-from fedgist.federation.runs import SIMULATED, check
-from fedgist.options import build, option, options
+from fedgist.federation.runs import check
+from fedgist.options import Role, build, having, option, options, toml
 from fedgist.words import duration
 
 SECONDS = 15.0
 """What an exchange costs on Flower, about: it starts a process at each site, which imports torch."""
 MANY = 10
 """Exchanges a round from which on another engine is better."""
-
-OF_THE_SITES = ("clients", "partition", "alpha", "min_size", "ratio", "shards_per_client", "partition_seed")
-NOT_HERE = {*SIMULATED, *OF_THE_SITES, "architectures", "seeds"}
-"""Options of a run that the sites decide, or that only clients on one machine have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +56,9 @@ def write(folder: Path, app: App) -> None:
     check(config)
     if config.data_dir is not None:  # Flower runs the ServerApp wherever it likes
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).expanduser().resolve()))
-    chosen = {name: value for name, value in configs.flat(config).items() if name not in NOT_HERE}
-    helps = {**options(RunConfig), **options(config.options)}
+    elsewhere = having(RunConfig, Role.SITES | Role.SIMULATION)
+    chosen = {name: value for name, value in configs.flat(config).items() if name not in elsewhere}
+    known = {**options(RunConfig), **options(config.options)}
     folder.mkdir(parents=True)  # only now, when all that the user may have got wrong has been read
     (folder / "pyproject.toml").write_text(
         f"""# A run of fedgist on Flower. Start it with: flwr run {folder.name} SUPERLINK --stream
@@ -83,10 +79,10 @@ clientapp = "fedgist.federation.flower:client_app"
 
 [tool.flwr.app.config]
 
-{_lines({name: getattr(app, name) for name in options(App)}, options(App))}
+{toml(options(App), _flat({name: getattr(app, name) for name in options(App)}))}
 [tool.flwr.app.config.run]
 
-{_lines(chosen, helps)}""",
+{toml(known, _flat(chosen))}""",
         encoding="utf-8",
     )
 
@@ -103,14 +99,6 @@ def expectation(config: RunConfig) -> str:
     return f"warning: {config.method} makes {said}; NVFlare, which takes a fraction of a second, suits it better"
 
 
-def _lines(values: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    return "\n".join(f"# {known[name].help}\n{name} = {_toml(value)}\n" for name, value in values.items())
-
-
-def _toml(value: Any) -> str:
-    """Flower's configurations hold no lists and no nothing; fedgist reads both from text."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | str) else repr(value)
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flower's configurations hold no lists; fedgist reads them from text."""
+    return {name: ",".join(map(str, value)) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedgist.core.errors import FedgistError
 from fedgist.federation.protocol.policy import Policy
-from fedgist.options import options
+from fedgist.options import options, toml_value
 
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002
@@ -91,8 +91,8 @@ def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -
         _close_site(federation.kit(site))
         (federation.kit(site) / "policy.toml").write_text(policy_text(), encoding="utf-8")
     _settle_server(federation.server_kit)
-    named = ", ".join(f'"{site}"' for site in federation.sites)
-    text = f'server = "{server}"\nport = {port}\nsites = [{named}]\n'
+    told = {"server": server, "port": port, "sites": federation.sites}
+    text = "".join(f"{name} = {toml_value(value)}\n" for name, value in told.items())
     (path / "README.md").write_text(_readme(federation), encoding="utf-8")
     (path / "federation.toml").write_text(text, encoding="utf-8")  # last: it says that all is there
     return federation

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models
+from fedgist import methods, models, storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.task import Task
@@ -128,7 +128,7 @@ def test_clients_without_samples(caplog: pytest.LogCaptureFixture) -> None:
         engine.run_round()
     assert not caplog.records
     assert as_near_to_the_truth(exact.state, plain.state, quick.state)
-    assert tree.digest(plain.site_states["00"]) == tree.digest(quick.site_states["00"])
+    assert storage.digest(plain.site_states["00"]) == storage.digest(quick.site_states["00"])
 
 
 @dataclass(frozen=True)
@@ -442,7 +442,7 @@ def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.
             monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", worth)
             engine = federation(runner, clients(*sizes), steps=3, momentum=0.9)
             engine.run_round()
-            ends.append(tree.digest(engine.state))
+            ends.append(storage.digest(engine.state))
         assert ends[0] == ends[1]
     assert traces == ["Trainer.step"]
 
@@ -479,7 +479,7 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         engine.run_round()
         engine.run_round()
     assert len(given) == 1
-    assert tree.digest(plain.state) == tree.digest(found.state)
+    assert storage.digest(plain.state) == storage.digest(found.state)
 
     def fail(graph: Any, dynamic: bool) -> Any:
         raise RuntimeError("no C++ compiler here")

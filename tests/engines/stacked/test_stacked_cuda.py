@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import models
+from fedgist import models, storage
 from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place, Pool, compute, execute, gradient, scan
@@ -75,7 +75,7 @@ def test_replay_is_bit_equal_to_the_eager_scan(
     monkeypatch.setattr("fedgist.engines.stacked.executor.SHORTEST_CAPTURE", 1000)
     eager = Stacked(GPU).drive(works(*CASES[case]))
     assert len(recorded) == 1
-    assert [tree.digest(one) for one in replayed] == [tree.digest(one) for one in eager]
+    assert [storage.digest(one) for one in replayed] == [storage.digest(one) for one in eager]
     assert not [record for record in caplog.records if record.name == "fedgist"]
 
 
@@ -92,7 +92,7 @@ def test_training_repeats_itself(tf32: bool) -> None:
         Stacked(place).drive([scan(trainer.step, (w, trainer.init(w)), plan, pool, torch.tensor(0.1))])
         for _ in range(3)
     ]
-    assert len({tree.digest(end) for end in ends}) == 1
+    assert len({storage.digest(end) for end in ends}) == 1
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "lenet5-thesis"])
@@ -128,12 +128,12 @@ def test_large_clients_are_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch, 
 def test_results_survive_the_next_replay(recorded: list[Captured]) -> None:
     runner, trainer = Stacked(GPU), mlp(momentum=0.9)
     first = runner.drive(works(trainer, (6, 6), seed=1))
-    before = [tree.digest(one) for one in first]
+    before = [storage.digest(one) for one in first]
     second = runner.drive(works(trainer, (6, 6), seed=2))
     assert len(recorded) == 1
-    assert [tree.digest(one) for one in first] == before
-    assert [tree.digest(one) for one in second] == [
-        tree.digest(o) for o in Stacked(GPU).drive(works(trainer, (6, 6), seed=2))
+    assert [storage.digest(one) for one in first] == before
+    assert [storage.digest(one) for one in second] == [
+        storage.digest(o) for o in Stacked(GPU).drive(works(trainer, (6, 6), seed=2))
     ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedgist import models
+from fedgist import models, storage
 from fedgist.core import tree
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
@@ -95,7 +95,7 @@ def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
         tap: Tap = []
         new: Params | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
-    assert tree.digest(made[0]) == tree.digest(made[1])
+    assert storage.digest(made[0]) == storage.digest(made[1])
 
 
 def in_torch(

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +29,7 @@ from typing import Any
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
-from fedgist.options import options
+from fedgist.options import Role, having, options
 
 HERE = Path(__file__).parent
 TAKES = ("last", "best", "best5", "numbers", "milliseconds", "efficiency")
@@ -38,8 +37,6 @@ JUDGED = {"take": "last", "of": "accuracy", "until": 0, "against": ""}
 """What a cell's options may say beside those of its run, and what holds where they do not."""
 FILE_KEYS = ("paper", "elsewhere", "options", "small")
 PRESET_KEYS = ("title", "seeds", "tolerance", "claims", "why", "options", "small", "part", "rows", "columns", "values")
-HOW = ("data_dir", "engine", "device", "seed", "seeds", "checkpoint_every", "artifacts_every", "record")
-"""Options that say how or where a run is made, not which run it is."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,7 @@ class Cell:
 
     @cached_property
     def run(self) -> str:
-        """The name of its run: the method and a hash of all that makes it this run."""
-        what = {key: value for key, value in chosen(self.config).items() if key not in HOW}
-        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-        return f"{self.config.method}-{self.config.dataset}-{digest[:8]}"
+        return run_of(self.config)
 
 
 @dataclass(frozen=True)
@@ -93,10 +87,17 @@ class Preset:
     """What the scale changed, one phrase each."""
 
 
-def chosen(config: RunConfig) -> dict[str, Any]:
-    """What of a configuration is not as it is without saying so: an option that comes later changes no name."""
-    defaults = {**options(RunConfig), **options(config.options)}
-    return {key: value for key, value in configs.flat(config).items() if value != defaults[key].default}
+def run_of(config: RunConfig) -> str:
+    """The method, the data set and a hash of all that makes it this run, wherever and however it is made.
+
+    What is as it is without saying so is left out: an option that comes later changes no name.
+    """
+    known = {**options(RunConfig), **options(config.options)}
+    told = {name: value for name, value in configs.flat(config).items() if value != known[name].default}
+    for name in having(RunConfig, Role.EXECUTION):
+        told.pop(name, None)
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return f"{config.method}-{config.dataset}-{digest[:8]}"
 
 
 def available(scale: str = "full") -> dict[str, Preset]:
@@ -116,16 +117,11 @@ def matches(cell: Cell, words: str) -> bool:
 
 def elsewhere() -> dict[str, dict[str, str]]:
     """What of each paper is no preset, and where it is instead."""
-    return {
-        path.stem: tomllib.loads(path.read_text("utf-8")).get("elsewhere", {}) for path in sorted(HERE.glob("*.toml"))
-    }
+    return {path.stem: configs.read(path).get("elsewhere", {}) for path in sorted(HERE.glob("*.toml"))}
 
 
 def _read(path: Path, scale: str) -> Iterator[Preset]:
-    try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedgistError(f"{path} is not TOML: {error}") from error
+    content = configs.read(path)
     for name, table in content.items():
         if name not in FILE_KEYS:
             yield _preset(f"{path.stem}/{name}", table, content, scale)

@@ -13,12 +13,18 @@ from dataclasses import dataclass
 
 from fedgist.experiments.report.runs import Group
 
+BASE = "fedavg"
+"""What η compares with."""
+ENCRYPTED = (BASE, "tofu")
+"""The methods for which the paper estimates the cost of encryption."""
+
 
 @dataclass(frozen=True)
 class Cost:
     """What a method sent, counted as the papers do, up to its best accuracy."""
 
     label: str
+    method: str
     accuracy: float
     round: int
     numbers: float
@@ -34,7 +40,7 @@ class Cost:
 
 def costs(groups: Sequence[Group]) -> list[Cost]:
     """One for each method that sends anything."""
-    base = next((group for group in groups if group.method == "fedavg" and group.curve), None)
+    base = next((group for group in groups if group.method == BASE and group.curve), None)
     sending = [group for group in groups if group.curve and sum(group.first.wire.paper_up.values())]
     return [_cost(group, base) for group in sending]
 
@@ -56,7 +62,7 @@ def _cost(group: Group, base: Group | None) -> Cost:
     n, numbers = int(group.first.config["clients"]), sum(a_round)
     client = sum(n + k for k in a_round)
     server = sum(n * k + n * n for k in a_round)
-    cost = Cost(group.label, top, until, numbers, client, server)
+    cost = Cost(group.label, group.method, top, until, numbers, client, server)
     if base is None or base is group:
         return cost
     common = min(top, best(base))

@@ -52,7 +52,6 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
     found = [runs.read(folder) for folder in folders]
     groups = runs.grouped(found)
     shown = {group.label: list(artifacts.load(group.first.folder.shown)) for group in groups}
-    costs = efficiency.costs(groups)
     target = tables.usual_target(groups) if target is None else target
     return template.render(
         title=_title(groups),
@@ -68,7 +67,7 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         embedded=[one for i, group in enumerate(groups) for one in _embedded(i, group, shown[group.label])],
         wire=figures.wire(groups),
         wire_table=tables.wire(groups),
-        efficiency=_efficiency(groups, costs),
+        efficiency=_efficiency(efficiency.costs(groups)),
         sees=tables.who_sees_what(groups),
         privacy=_privacy(groups),
         partitions=_partitions(groups),
@@ -146,13 +145,14 @@ def _embedded(i: int, group: Group, shown: Sequence[artifacts.Shown]) -> list[Em
     ]
 
 
-def _efficiency(groups: Sequence[Group], costs: Sequence[efficiency.Cost]) -> list[Table]:
-    """Against FedAvg, where there is a run of it; and TOFU's estimate, where there is one of TOFU."""
-    methods = {group.label: group.method for group in groups}
-    base = next((cost for cost in costs if methods[cost.label] == "fedavg"), None)
+def _efficiency(costs: Sequence[efficiency.Cost]) -> list[Table]:
+    """Against the baseline, where there is a run of it; and what encryption would cost, where that was estimated."""
+    base = next((cost for cost in costs if cost.method == efficiency.BASE), None)
     found = [tables.efficiency(costs)] if base is not None and len(costs) > 1 else []
-    ours = [cost for cost in costs if methods[cost.label] in ("fedavg", "tofu")]
-    return found + ([tables.encryption(ours, base)] if "tofu" in methods.values() else [])
+    encrypted = [cost for cost in costs if cost.method in efficiency.ENCRYPTED]
+    if any(cost.method != efficiency.BASE for cost in encrypted):
+        found.append(tables.encryption(encrypted, base))
+    return found
 
 
 def _privacy(groups: Sequence[Group]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedgist.experiments.report.efficiency import Cost, best
 from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, mean_and_deviation
+from fedgist.experiments.results import best_five
 from fedgist.words import percent, short, size, times
 
 FEW = 3  # names of fields that the summary has room for
@@ -86,7 +87,7 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
         [
             [each[-1] for each in accuracies],
             [max(each) for each in accuracies],
-            [_best_five(each) for each in accuracies],
+            [statistics.fmean(best_five(each)) for each in accuracies],
         ]
         if shown
         else []
@@ -107,10 +108,6 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
         number(f"{statistics.fmean(run.seconds for run in group.runs):.1f}"),
         Cell(group.first.server_sees(FEW), ", ".join(group.first.visible), "text"),
     ]
-
-
-def _best_five(accuracies: Sequence[float]) -> float:
-    return statistics.fmean(sorted(accuracies)[-5:])
 
 
 def _rounds(group: Group) -> Cell:

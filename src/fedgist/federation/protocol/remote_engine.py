@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Leaves, to_bytes
 from fedgist.core.errors import FedgistError
@@ -130,7 +131,7 @@ class RemoteEngine(Engine):
         self._kept, self._started = [dict(self.versions)], False
 
     def digest(self) -> str:
-        return tree.digest([self.rounds_done, self.states])
+        return storage.digest([self.rounds_done, self.states])
 
     # A round
 

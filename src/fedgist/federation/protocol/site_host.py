@@ -7,12 +7,12 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.federation import Site
@@ -57,12 +57,12 @@ class States:
             path = self._path(version)
             if not path.is_file():
                 raise SiteFailure(f"it does not hold its state {version} any more")
-            self._known[version] = self._put(tree.load(path))
+            self._known[version] = self._put(storage.load(path))
         return self._known[version]
 
     def put(self, version: str, state: Tree) -> None:
         self._known[version] = self._put(state)
-        tree.save(self._known[version], self._path(version))
+        storage.save(self._known[version], self._path(version))
 
     def forget_all_but(self, versions: Collection[str]) -> None:
         self._known = {version: state for version, state in self._known.items() if version in ("", *versions)}
@@ -169,9 +169,8 @@ class SiteHost:
         folder = self._folder(start.run)
         folder.mkdir(parents=True, exist_ok=True)
         run = SiteRun(self.id, start, method, data, self.executor, folder)
-        draft = folder / f".start.{os.getpid()}"
-        draft.write_bytes(seal(start))
-        draft.replace(folder / "start.envelope")
+        with storage.replacing(folder / "start.envelope") as draft:
+            draft.write_bytes(seal(start))
         log.info(f"site {self.id} takes part in {start.run} with {start.model}")
         return run
 

@@ -1,18 +1,27 @@
-"""How long a run would take here: a few steps of each kind of its work are timed, the rest is counted.
+"""The table from which `fedgist reproduce` estimates: seconds of one core for every run of the presets.
 
-The run's own code is driven for two rounds by an executor that does each kind of work (a function with its shapes) a
-few steps at a time and only counts the steps that are left; images are made up, the split of labels is drawn as in the
-run. Loops over exchanges are counted from two short ones. What comes out are seconds of one core, by the process's own
-clock, whatever else the machine does; to be divided by the cores at work. A GPU is another matter.
+    python benchmarks/reference_times.py                  # what the table lacks, for the machine that it is of
+    python benchmarks/reference_times.py --all            # all of it, of this machine
+
+A few steps of each kind of a run's work are timed, the rest is counted. The run's own code is driven for two rounds by
+an executor that does each kind of work (a function with its shapes) a few steps at a time and only counts the steps
+that are left; images are made up, the split of labels is drawn as in the run. Loops over exchanges are counted from two
+short ones. What comes out are seconds of one core, by the process's own clock, whatever else the machine does; to be
+divided by the cores at work. A GPU is another matter.
 """
 
+import argparse
 import dataclasses
+import json
 import logging
+import platform
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,31 +29,29 @@ from torch import Tensor
 
 from fedgist import methods
 from fedgist.core import tree
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.rng import Rng
 from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, length, steps
 from fedgist.data import partitions
+from fedgist.data.cards import CARDS
 from fedgist.engines.scheduler import Role
 from fedgist.experiments import config as configs
+from fedgist.experiments import estimates, presets
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import RunConfig
+from fedgist.experiments.folder import write_json
 from fedgist.experiments.runner import in_process
 
 TIMED, PATIENCE = 10, 0.5  # at most so many steps, after one that warms up, or so many seconds
 TESTED = 200  # made-up test images
-SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
-    "digits": ((1, 8, 8), 10, 1438, 359),
-    "mnist5k": ((1, 28, 28), 10, 4000, 1000),
-    "mnist": ((1, 28, 28), 10, 60000, 10000),
-    "fashion-mnist": ((1, 28, 28), 10, 60000, 10000),
-    "emnist-letters": ((1, 28, 28), 26, 124800, 20800),
-    "cifar10": ((3, 32, 32), 10, 50000, 10000),
-    "cifar100": ((3, 32, 32), 100, 50000, 10000),
-    "cifar100-subset": ((3, 32, 32), 20, 10000, 2000),
-    "pathmnist": ((3, 28, 28), 9, 89996, 7180),
-    "celeba": ((3, 84, 84), 2, 5000, 600),  # of 250 people
+PEOPLE = 250  # of whom the samples of CelebA are, and of nobody else's
+SIZED = {
+    **CARDS,
+    "celeba": dataclasses.replace(CARDS["celeba"], sizes=(5000, 600)),
+    "cifar100-subset": dataclasses.replace(CARDS["cifar100"], classes=20, sizes=(10_000, 2_000)),
 }
-"""Of a data set: the shape of an image, classes, training and test images."""
+"""Data sets as the presets use them, those included whose size is not the same for everybody."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,11 @@ def _one_step(xs: Any) -> Any:
 
 
 def estimate(config: RunConfig, timed: Timed | None = None) -> float | None:
-    """Seconds of one core for one run, or None where the data set is not known here; `timed` is what was before."""
-    if config.dataset not in SHAPES:
+    """Seconds of one core for one run, or None where the data set's size is not known; `timed` is what was before."""
+    if config.dataset not in SIZED or SIZED[config.dataset].sizes is None:
         return None
     counting, config = Counting(timed), dataclasses.replace(config, device="cpu")
-    with _one_core():
+    with estimates.one_core(), _quiet():
         if not hasattr(config.options, "exchanges"):
             return _seconds(config, counting)
         few, more = 2, 6
@@ -178,16 +185,14 @@ def estimate(config: RunConfig, timed: Timed | None = None) -> float | None:
 
 
 @contextmanager
-def _one_core() -> Iterator[None]:
-    """The process's clock counts every core, those too that only wait for the others."""
-    threads, log = torch.get_num_threads(), logging.getLogger("fedgist")
+def _quiet() -> Iterator[None]:
+    """What a run warns of is not true of its shortened forms."""
+    log = logging.getLogger("fedgist")
     level = log.level
-    torch.set_num_threads(1)
-    log.setLevel(logging.ERROR)  # what a run warns of is not true of its shortened forms
+    log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         log.setLevel(level)
 
 
@@ -200,7 +205,9 @@ def _seconds(config: RunConfig, counting: Counting) -> float:
         plain = _rounds(_with(config, distil_every=10**6), counting)
         lesson, (first, later, evaluation) = later - plain[1], plain
     evaluations = config.rounds // config.eval_every if config.eval_every else 1
-    scale = SHAPES[config.dataset][3] / TESTED
+    sizes = SIZED[config.dataset].sizes
+    assert sizes is not None
+    scale = sizes[1] / TESTED
     whole = first + (config.rounds - 1) * later + lesson * (config.rounds // every)
     return whole + max(1, evaluations) * evaluation * scale
 
@@ -228,13 +235,14 @@ def _mark(counting: Counting) -> float:
 
 def _made_up(config: RunConfig) -> sources.Inputs:
     """Clients as the run has them, with labels drawn in turn and one image for all, which costs no memory."""
-    shape, classes, size, _ = SHAPES[config.dataset]
-    size = min(size, config.limit or size)
+    card = SIZED[config.dataset]
+    assert card.sizes is not None
+    shape, classes, size = card.shape, card.classes, min(card.sizes[0], config.limit or card.sizes[0])
     y = torch.arange(size) % classes
     x = Rng(0)("image").uniform(1, *shape)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
-    people = torch.arange(size) % 250
+    people = torch.arange(size) % PEOPLE
     parts = partitions.split(y, config.clients, Rng(seed)("partition"), config.partition, people, **settings)
     clients = [(x.expand(len(part), *shape), y[part]) for part in parts]
     test = x.expand(TESTED, *shape), torch.arange(TESTED) % classes
@@ -249,11 +257,39 @@ def _with(config: RunConfig, **changes: Any) -> RunConfig:
     return configs.resolve({**configs.flat(config), **changes})
 
 
-def calibration() -> float:
-    """Seconds of one core for some training steps of two nets: how fast this machine is."""
-    counting = Counting()
-    with _one_core():
-        for model in ("lenet5", "convnet:width=32"):
-            layer = {"method": "fedavg", "dataset": "mnist5k", "model": model, "clients": 2, "steps": 100, "rounds": 1}
-            _rounds(configs.resolve(layer, {"device": "cpu"}), counting)
-    return counting.seconds
+def processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def write(path: Path, afresh: bool) -> None:
+    """Adds to the table what it lacks, as its machine would take; or makes a table of this machine."""
+    cells = [cell for scale in ("full", "small") for one in presets.available(scale).values() for cell in one.cells]
+    known = json.loads(path.read_text("utf-8"))
+    speed = statistics.median(estimates.calibration() for _ in range(5))
+    if afresh:
+        known = {"machine": processor(), "calibration": round(speed, 2), "seconds": {}}
+    factor, timed = speed / known["calibration"], Timed()
+    wanted = {cell.run: cell.config for cell in cells}
+    seconds = {run: known["seconds"][run] for run in wanted if run in known["seconds"]}
+    for number, (run, config) in enumerate(wanted.items(), start=1):
+        if run not in seconds:
+            try:
+                counted, said = estimate(config, timed), ""
+            except FedgistError as wrong:  # a run that cannot be made takes no known time
+                counted, said = None, f" ({wrong})"
+            seconds[run] = None if counted is None else round(counted / factor, 1)
+            print(f"{number}/{len(wanted)} {run}: {seconds[run]} s{said}", flush=True)
+            write_json(path, {**known, "seconds": dict(sorted(seconds.items()))})  # stopped, it goes on from here
+    write_json(path, {**known, "seconds": dict(sorted(seconds.items()))})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="time everything anew, on this machine")
+    parser.add_argument("--out", type=Path, default=estimates.REFERENCE, help="the table")
+    asked = parser.parse_args()
+    write(asked.out, asked.all)
