@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[tuple[str, str, str], ...], ...] = (
     (("synthesis", "pure maths of making data", ""),),
     (("learning", "pure maths of learning", ""),),
     (("models", "pure functions", "gpu"), ("data", "sets, partitions, shares", "")),
-    (("options", "declared once", ""), ("words", "numbers for people", "")),
+    (("options", "declared once", ""), ("words", "numbers for people", ""), ("storage", "whole files", "")),
     (("core", "messages, codec, federation, work, ledger, randomness, trees, protocols", ""),),
 )
 """From top to bottom: name, what lives there, and a package inside of it."""

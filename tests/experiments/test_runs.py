@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedgist import storage
-from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
@@ -125,7 +124,7 @@ KILLS = [
         (LocalEngine, "evaluate", (2,)),
         (LocalEngine, "collect", (2, 4)),  # in the middle of an exchange
         (Ledger, "position", (2,)),
-        (tree, "save", (1, 2, 4, 5)),  # checkpoints, and the state at the end
+        (storage, "save", (1, 2, 4, 5)),  # checkpoints, and the state at the end
         (RunFolder, "checkpoint_files", (4,)),  # of which old ones go
         (results, "write_json", (1,)),  # result.json
     ]
