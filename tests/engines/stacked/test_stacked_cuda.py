@@ -225,7 +225,7 @@ def test_what_cannot_be_recorded_runs_without(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_stack_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each client needs 1 GiB for its step and the process may have 5: eight go on by fours or fewer."""
+    """Each client needs 1 GiB for its step and the process may have 5 more: eight go on by fours or fewer."""
     monkeypatch.setattr("fedgist.engines.stacked.executor.FILLS_A_GPU", 1 << 40)
     caplog.set_level("INFO", "fedgist")
 
@@ -234,7 +234,8 @@ def test_a_stack_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture, m
 
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (5 << 30) / total))
+    held = torch.cuda.memory_reserved()  # by what ran before in this process
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (held + (5 << 30)) / total))
     try:
         found = Stacked(GPU).drive([scan(step, torch.zeros(()), torch.full((5,), float(n))) for n in range(8)])
     finally:
