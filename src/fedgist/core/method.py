@@ -51,6 +51,7 @@ class Method(ABC, Generic[C]):
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     citation: ClassVar[str] = ""
+    """A BibTeX entry; for those that come with fedgist, its key in methods/references.bib."""
     Config: ClassVar[type] = NoOptions
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings under the names `paper`, `small`, `demo` and `toy` (the smallest that means something, for tests)."""

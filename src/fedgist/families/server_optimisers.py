@@ -55,13 +55,7 @@ class AdaptiveServer(GlobalModel[AdaptiveOptions]):
 
     rule: ClassVar[type[ServerOptimiser]]
 
-    citation = r"""@inproceedings{reddi2021adaptive,
-  title     = {Adaptive Federated Optimization},
-  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
-               Kone{\v{c}}n{\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
-  booktitle = {ICLR},
-  year      = {2021}
-}"""
+    citation = "reddi2021adaptive"
 
     def __init__(self, config: AdaptiveOptions, task: Task):
         super().__init__(config, task)

@@ -72,12 +72,7 @@ Options = TypeVar("Options", bound=SurrogateOptions)
 class Surrogate(ServerModel[Options]):
     """Abstract: one server model of any architecture, of which clients need the forward pass and keep nothing."""
 
-    citation = """@inproceedings{xiong2023feddm,
-  title     = {{FedDM}: Iterative Distribution Matching for Communication-Efficient Federated Learning},
-  author    = {Xiong, Yuanhao and Wang, Ruochen and Cheng, Minhao and Yu, Felix and Hsieh, Cho-Jui},
-  booktitle = {CVPR},
-  year      = {2023}
-}"""
+    citation = "xiong2023feddm"
 
     def bounds(self, model: str) -> Bounds:
         """The server's architecture is everybody's, whatever a client would use for itself."""

@@ -27,16 +27,24 @@ LEFT_OUT = "what this file has is left out"
 
 @cache
 def registry() -> dict[str, type[Method[Any]]]:
-    """Name -> class of every method, sorted."""
+    """Name -> class of every method, sorted; those that come with fedgist are cited as references.bib says."""
     found: dict[str, type[Method[Any]]] = {}
+    references = _references()
     for module in _modules():
         for method in filter(is_method, vars(module).values()):
+            method.citation = references.get(method.citation, method.citation)
             known = found.setdefault(method.name, method)
             if known is not method:
                 log.warning(
                     f"{module.__file__}: there is a method {method.name} already, in {_file(known)}; {LEFT_OUT}"
                 )
     return dict(sorted(found.items()))
+
+
+def _references() -> dict[str, str]:
+    """The entries of references.bib by their keys."""
+    entries = (Path(__file__).parent / "references.bib").read_text("utf-8").strip().split("\n\n")
+    return {entry[entry.index("{") + 1 : entry.index(",")]: entry for entry in entries}
 
 
 def _modules() -> Iterator[ModuleType]:

@@ -11,7 +11,6 @@ class Train:
 class Centralized(fg.OwnModel[fg.OwnModelOptions]):
     name = "centralized"
     summary = "All data pooled at one site, against the whole point; the upper line of every comparison."
-    citation = ""
     pooled = True
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5-thesis", "rounds": 100, "optimiser": "adam", "lr": 0.001},

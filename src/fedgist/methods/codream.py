@@ -100,13 +100,7 @@ class ShownModel:
 class CoDream(fg.Taught[Config]):
     name = "codream"
     summary = "Clients optimise inputs together through sums of gradients and distil from them (Co-Dream, 2023)."
-    citation = """@article{singh2024codream,
-  title   = {CoDream: Exchanging Dreams Instead of Models for Federated Aggregation with Heterogeneous Models},
-  author  = {Singh, Abhishek and Gupta, Gauri and Kapila, Ritvik and Shi, Yichuan and Dang, Alex and Shankar, Sheshank
-             and Ehab, Mohammed and Raskar, Ramesh},
-  journal = {arXiv preprint arXiv:2402.15968},
-  year    = {2024}
-}"""
+    citation = "singh2024codream"
     profiles = {
         "paper": {"dataset": "cifar10", "model": "resnet18", "clients": 2, "partition": "iid", "limit": 6000}
         | {"rounds": 400, "epochs": 5, "batch": 256, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}

@@ -11,12 +11,7 @@ import fedgist.api as fg
 class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedavg"
     summary = "Federated averaging: clients train locally, the server averages their weights (McMahan et al. 2017)."
-    citation = """@inproceedings{mcmahan2017communication,
-  title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author    = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and {Aguera y Arcas}, Blaise},
-  booktitle = {AISTATS},
-  year      = {2017}
-}"""
+    citation = "mcmahan2017communication"
     profiles = {
         "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 100, "rounds": 100}
         | {"active": 10, "epochs": 5, "batch": 10, "lr": 0.1},

@@ -35,12 +35,7 @@ class Whole:
 class FedDF(fg.SentWeights[Config]):
     name = "feddf"
     summary = "Ensemble distillation on unlabelled proxy images, also across architectures (Lin et al. 2020)."
-    citation = """@inproceedings{lin2020ensemble,
-  title     = {Ensemble Distillation for Robust Model Fusion in Federated Learning},
-  author    = {Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
+    citation = "lin2020ensemble"
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}

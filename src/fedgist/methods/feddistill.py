@@ -39,13 +39,7 @@ class Local:
 class FedDistill(fg.OwnModel[Config]):
     name = "feddistill"
     summary = "Federated distillation: clients keep their models and share mean logits by label (Jeong et al. 2018)."
-    citation = """@article{jeong2018communication,
-  title   = {Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID
-             Private Data},
-  author  = {Jeong, Eunjeong and Oh, Seungeun and Kim, Hyesung and Park, Jihong and Bennis, Mehdi and Kim, Seong-Lyun},
-  journal = {arXiv:1811.11479},
-  year    = {2018}
-}"""
+    citation = "jeong2018communication"
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}

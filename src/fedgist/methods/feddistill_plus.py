@@ -41,12 +41,7 @@ class Local:
 class FedDistillPlus(fg.GlobalModel[Config]):
     name = "feddistill+"
     summary = "FedAvg plus federated distillation: weights and mean logits by label travel (Zhu et al. 2021)."
-    citation = """@inproceedings{zhu2021data,
-  title     = {Data-Free Knowledge Distillation for Heterogeneous Federated Learning},
-  author    = {Zhu, Zhuangdi and Hong, Junyuan and Zhou, Jiayu},
-  booktitle = {ICML},
-  year      = {2021}
-}"""
+    citation = "zhu2021data"
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}

@@ -35,12 +35,7 @@ class Holders:
 class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedensemble"
     summary = "FedAvg judged by the ensemble of all users' models (a baseline of Zhu et al. 2021)."
-    citation = """@inproceedings{zhu2021data,
-  title     = {Data-Free Knowledge Distillation for Heterogeneous Federated Learning},
-  author    = {Zhu, Zhuangdi and Hong, Junyuan and Zhou, Jiayu},
-  booktitle = {ICML},
-  year      = {2021}
-}"""
+    citation = "zhu2021data"
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}

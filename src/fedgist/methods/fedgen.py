@@ -109,12 +109,7 @@ class Upload:
 class FedGen(fg.GlobalModel[Config]):
     name = "fedgen"
     summary = "A generator learned from the users' heads teaches every user what the others know (Zhu et al. 2021)."
-    citation = """@inproceedings{zhu2021data,
-  title     = {Data-Free Knowledge Distillation for Heterogeneous Federated Learning},
-  author    = {Zhu, Zhuangdi and Hong, Junyuan and Zhou, Jiayu},
-  booktitle = {ICML},
-  year      = {2021}
-}"""
+    citation = "zhu2021data"
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}

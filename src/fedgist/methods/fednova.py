@@ -27,12 +27,7 @@ class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):
     summary = (
         "FedAvg of updates divided by their effective steps, so that busy clients do not bias it (Wang et al. 2020)."
     )
-    citation = """@inproceedings{wang2020tackling,
-  title     = {Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
-  author    = {Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
-  booktitle = {NeurIPS},
-  year      = {2020}
-}"""
+    citation = "wang2020tackling"
     profiles = {
         "paper": {"dataset": "cifar10", "model": "vgg13", "partition": "dirichlet", "alpha": 0.1, "clients": 16}
         | {"rounds": 100, "epochs": 2, "batch": 32, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4},

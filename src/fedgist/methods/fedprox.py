@@ -26,13 +26,7 @@ def proximal_loss(output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params, anch
 class FedProx(fg.GlobalModel[Config]):
     name = "fedprox"
     summary = "FedAvg with a proximal term that keeps clients near the global weights (Li et al. 2020)."
-    citation = """@inproceedings{li2020federated,
-  title     = {Federated Optimization in Heterogeneous Networks},
-  author    = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
-               Smith, Virginia},
-  booktitle = {MLSys},
-  year      = {2020}
-}"""
+    citation = "li2020federated"
     profiles = {
         "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 1000, "rounds": 200}
         | {"active": 10, "epochs": 20, "batch": 10, "lr": 0.03, "mu": 1.0},

@@ -11,7 +11,6 @@ class Train:
 class Independent(fg.OwnModel[fg.OwnModelOptions]):
     name = "independent"
     summary = "No collaboration: every client trains alone; the lower line of every comparison."
-    citation = ""
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5-thesis", "rounds": 100, "optimiser": "adam", "lr": 0.001},
         "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 30, "steps": 20, "lr": 0.1}

@@ -82,12 +82,7 @@ class Representations:
 class RepresentationSharing(fg.OwnModel[Config]):
     name = "repshare"
     summary = "Clients share mean features of each class and learn from them contrastively (Berdoz 2022)."
-    citation = """@mastersthesis{berdoz2022scalable,
-  title  = {Scalable Collaborative Learning via Representation Sharing},
-  author = {Berdoz, Frédéric},
-  school = {EPFL and Massachusetts Institute of Technology},
-  year   = {2022}
-}"""
+    citation = "berdoz2022scalable"
     peer_to_peer = True
     profiles = {
         "paper": {"dataset": "mnist", "limit": 1200, "normalise": "train", "partition": "stratified", "rounds": 100}

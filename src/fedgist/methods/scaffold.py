@@ -52,13 +52,7 @@ def controlled_loss(output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params, co
 class Scaffold(fg.GlobalModel[Config]):
     name = "scaffold"
     summary = "Control variates cancel the drift of clients with different data (Karimireddy et al. 2020)."
-    citation = """@inproceedings{karimireddy2020scaffold,
-  title     = {{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author    = {Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and
-               Stich, Sebastian U. and Suresh, Ananda Theertha},
-  booktitle = {ICML},
-  year      = {2020}
-}"""
+    citation = "karimireddy2020scaffold"
     profiles = {
         "paper": {"dataset": "emnist-byclass", "model": "mlp", "partition": "shards", "shards_per_client": 1}
         | {"clients": 100, "active": 20, "rounds": 1000, "steps": 5, "batch": 1396, "lr": 0.1, "weighting": "uniform"},

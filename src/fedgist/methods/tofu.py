@@ -89,12 +89,7 @@ class Upload(Encoded):
 class TOFU(fg.ServerModel[Config]):
     name = "tofu"
     summary = "Updates travel as a few synthetic images whose gradient they are, up and down (Garg et al. 2022)."
-    citation = """@article{garg2022tofu,
-  title   = {{TOFU}: Towards Obfuscated Federated Updates by Encoding Weight Updates into Gradients from Proxy Data},
-  author  = {Garg, Isha and Nagaraj, Manish and Roy, Kaushik},
-  journal = {arXiv preprint arXiv:2201.08494},
-  year    = {2022}
-}"""
+    citation = "garg2022tofu"
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
         | {"switch2": 130, "batch": 64, "lr": 0.01, "images": 64, "iterations": 1000},
