@@ -311,8 +311,11 @@ def test_cut_at_any_layer_the_parts_join(case):
     assert whole.features.shape == (2, model.feature_size)
 
 
-def test_head_names_are_the_classifier():
-    assert build("cnn", (1, 28, 28), 10).head_names == {"classifier.weight", "classifier.bias"}
+def test_the_head_is_the_classifier():
+    assert (model := build("cnn", (1, 28, 28), 10)).names_from(model.classifier) == {
+        "classifier.weight",
+        "classifier.bias",
+    }
 
 
 def test_unknown_layer_is_named():

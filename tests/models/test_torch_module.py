@@ -65,7 +65,7 @@ def test_tensors_and_start():
     assert model.buffers == {"norm.running_mean", "norm.running_var", "project.weight", "project.bias"}
     assert model.size == sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert (model.name, model.classifier, model.feature_size) == ("Net", "output", 6)
-    assert model.head_names == {"output.weight", "output.bias"}
+    assert model.names_from(model.classifier) == {"output.weight", "output.bias"}
     assert not any(tensor.requires_grad for tensor in w.values())
     # copies: neither the user's module nor the next start feels what happens to them
     w["output.weight"].zero_()
@@ -217,7 +217,7 @@ def test_features_of_a_named_submodule():
     head = nn.Sequential(nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 3))
     model = from_module(nn.Sequential(nn.Flatten(), head), SHAPE, 3, features="1")
     assert model.feature_size == 64
-    assert model.head_names == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
+    assert model.names_from(model.classifier) == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
     w, x = model.init(Rng(0)), images(2).float()
     out = model(w, x)
     assert torch.equal(out.features, x.flatten(1))

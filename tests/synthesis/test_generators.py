@@ -92,7 +92,8 @@ def test_diversity_loss_falls_as_latents_spread() -> None:
 def heads(users: int, latent: int, classes: int) -> Any:
     model = models.build("mlp", (1, 1, latent), classes, hidden=())
     drawn = [
-        {name: RNG("head", k, name).normal(*model.shapes[name]) for name in model.head_names} for k in range(users)
+        {name: RNG("head", k, name).normal(*model.shapes[name]) for name in model.names_from(model.classifier)}
+        for k in range(users)
     ]
     return model, drawn
 

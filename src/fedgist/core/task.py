@@ -117,11 +117,6 @@ class Model(Protocol):
         """The name of the last layer."""
         return next(reversed(self.layer_shapes))
 
-    @property
-    def head_names(self) -> frozenset[str]:
-        """The names of the classifier's tensors; the others belong to the extractor."""
-        return self.names_from(self.classifier)
-
     def names_from(self, layer: str) -> frozenset[str]:
         """The names of the tensors of a layer and of all after it."""
         layers = list(self.layer_shapes)

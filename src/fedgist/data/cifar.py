@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedgist.core.errors import FedgistError
-from fedgist.data.files import Images, Reader, blamed, checked
+from fedgist.data.files import Images, Reader, checked, naming_file
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -75,7 +75,7 @@ def _read(place: Path, train: tuple[str, ...], test: str, read_batch: Callable[[
 
 def _binary_batch(before: int, path: Path) -> Batch:
     """Records of label bytes and 3 × 32 × 32 pixels, and nothing else."""
-    with blamed(path):
+    with naming_file(path):
         data = np.frombuffer(path.read_bytes(), np.uint8)
     if len(data) == 0 or len(data) % (before + PIXELS):
         raise FedgistError(
@@ -86,7 +86,7 @@ def _binary_batch(before: int, path: Path) -> Batch:
 
 
 def _python_batch(labels_name: str, path: Path) -> Batch:
-    with blamed(path):
+    with naming_file(path):
         batch = load_batch(path.read_bytes(), str(path))
     if "data" not in batch or labels_name not in batch:
         raise FedgistError(f"{path} must hold 'data' and {labels_name!r}; it holds {sorted(map(str, batch))}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.data.cards import CARDS
-from fedgist.data.files import Images, alike, checked
+from fedgist.data.files import Images, check_forms, checked
 from fedgist.data.formats import emnist, single_labels
 
 TORCHVISION = {name: card.torchvision for name, card in CARDS.items() if card.torchvision}
@@ -30,7 +30,7 @@ def fetch(name: str) -> tuple[Images, Images]:
     library = _library("medmnist" if name in MEDMNIST else "torchvision.datasets", name)
     with tempfile.TemporaryDirectory() as root:
         train, test = (_split(library, name, split, root) for split in ("train", "test"))
-    return alike(name, train, test)
+    return check_forms(name, train, test)
 
 
 def _library(module: str, name: str) -> ModuleType:

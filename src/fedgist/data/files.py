@@ -43,10 +43,10 @@ Reader = Callable[[], tuple[Images, Images]]
 def read_folder(folder: Path) -> tuple[Images, Images]:
     """The train and the test split that lie in a folder."""
     train, test = (_read_split(folder, split) for split in ("train", "test"))
-    return alike(folder, train, test)
+    return check_forms(folder, train, test)
 
 
-def alike(where: Path | str, train: Images, test: Images) -> tuple[Images, Images]:
+def check_forms(where: Path | str, train: Images, test: Images) -> tuple[Images, Images]:
     """Both splits, if they have the same form."""
     if train.pixels.shape[1:] != test.pixels.shape[1:] or train.peak != test.peak:
         raise FedgistError(
@@ -151,7 +151,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An IDX file of bytes: magic 0x0000080D for D dimensions, D sizes, all big-endian; then data of just that size."""
     magic = 0x0800 + dimensions
     packed = path.suffix == ".gz"
-    with blamed(path), gzip.open(path) if packed else path.open("rb") as file:
+    with naming_file(path), gzip.open(path) if packed else path.open("rb") as file:
         header = file.read(4 + 4 * dimensions)
         if len(header) < 4 + 4 * dimensions:
             raise FedgistError(f"{path} is truncated: it ends inside its header")
@@ -169,7 +169,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 def read_npz(path: Path) -> Images:
     """One `.npz` file. Besides `images` and `labels` it may have `peak` (255 when it is missing) and `groups`."""
-    with blamed(path), path.open("rb") as file:
+    with naming_file(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
         if not {"images", "labels"} <= keys:
@@ -191,7 +191,7 @@ def write_npz(path: Path, images: Images) -> None:
 
 
 @contextmanager
-def blamed(path: Path) -> Iterator[None]:
+def naming_file(path: Path) -> Iterator[None]:
     """Damaged files fail in as many ways as zip, gzip and numpy have parts; what the user needs is the file's name."""
     try:
         yield

@@ -14,7 +14,7 @@ import numpy as np
 from fedgist.core.errors import FedgistError
 from fedgist.data import cifar, files, pictures
 from fedgist.data.cards import EMNIST_FILES
-from fedgist.data.files import Images, Reader, alike, blamed, checked, read_idx
+from fedgist.data.files import Images, Reader, check_forms, checked, naming_file, read_idx
 
 MEDMNIST_KEYS = {f"{split}_{part}" for split in ("train", "test") for part in ("images", "labels")}
 
@@ -50,7 +50,7 @@ def _read_emnist(folder: Path, found: dict[str, list[Path]]) -> tuple[Images, Im
     for images, labels in (found[split][:2], found[split][2:]):
         pixels, numbers = emnist(split, read_idx(images, 3), read_idx(labels, 1))
         made.append(checked(f"{images} and {labels.name}", pixels, numbers))
-    return alike(folder, made[0], made[1])
+    return check_forms(folder, made[0], made[1])
 
 
 def emnist(split: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,13 +76,13 @@ def _npz_keys(path: Path) -> set[str]:
 
 
 def _read_medmnist(path: Path) -> tuple[Images, Images]:
-    with blamed(path), np.load(path, allow_pickle=False) as archive:
+    with naming_file(path), np.load(path, allow_pickle=False) as archive:
         content = {key: archive[key] for key in MEDMNIST_KEYS}
     train, test = (
         checked(str(path), content[f"{split}_images"], single_labels(str(path), content[f"{split}_labels"]))
         for split in ("train", "test")
     )
-    return alike(path, train, test)
+    return check_forms(path, train, test)
 
 
 def single_labels(where: str, labels: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedgist.core.errors import FedgistError
-from fedgist.data.files import Images, Reader, alike, blamed, checked
+from fedgist.data.files import Images, Reader, check_forms, checked, naming_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 GREY, COLOUR = ("1", "L"), ("RGB", "RGBA", "P", "PA", "LA", "CMYK", "YCbCr", "HSV", "LAB")
@@ -56,7 +56,7 @@ def read_pictures(paths: Sequence[Path], side: int | None = None) -> np.ndarray:
     size: tuple[int, int] | None = None
     modes = set()
     for path in paths:
-        with blamed(path), Image.open(path) as picture:  # reads the header only
+        with naming_file(path), Image.open(path) as picture:  # reads the header only
             modes.add(picture.mode)
             if picture.mode not in GREY + COLOUR:
                 raise FedgistError(f"{path} has pixels of mode {picture.mode!r}; only 8 bits a channel can be read")
@@ -68,7 +68,7 @@ def read_pictures(paths: Sequence[Path], side: int | None = None) -> np.ndarray:
     width, height = (side, side) if side else size or (0, 0)
     pixels = np.empty((len(paths), height, width, *([] if grey else [3])), np.uint8)
     for i, path in enumerate(paths):
-        with blamed(path), Image.open(path) as picture:
+        with naming_file(path), Image.open(path) as picture:
             plain = picture.convert("L" if grey else "RGB")
             pixels[i] = np.asarray(plain.resize((width, height)) if side else plain)
     return pixels
@@ -100,14 +100,14 @@ def _read_leaf(folder: Path, place: Path) -> tuple[Images, Images]:
         except (TypeError, ValueError):
             raise FedgistError(f"{where}: y must be lists of whole numbers") from None
         made.append(checked(where, pixels, labels, groups=np.array([users[user] for user, _, _ in samples])))
-    return alike(folder, made[0], made[1])
+    return check_forms(folder, made[0], made[1])
 
 
 def _leaf_samples(folder: Path) -> list[tuple[str, Any, Any]]:
     """(user, x, y) of every sample, in the order of the files."""
     samples = []
     for path in sorted(folder.glob("*.json")):
-        with blamed(path):
+        with naming_file(path):
             content = json.loads(path.read_text(encoding="utf-8"))
             for user in content["users"]:
                 held = content["user_data"][user]

@@ -82,15 +82,15 @@ class Distiller:
         """T² KL(softmax(teacher / T) ‖ softmax(student / T)) (Hinton et al. 2015)."""
         return self.temperature**2 * divergence(teacher / self.temperature, student / self.temperature, mask)
 
-    def step(self, carry: Carry, batch: Tree, taught: Tree, lr: Tensor) -> Carry:
-        """One step on soft labels alone."""
+    def step(self, carry: Carry, batch: Tree, taught: Tree, lr: Tensor | None = None) -> Carry:
+        """One step on soft labels alone, at one rate for all steps or at that of the batch."""
         x, teacher = taught["x"][batch["index"]], taught["logits"][batch["index"]]
 
         def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, tuple[()]]:
             output = self.trainer.model({**trained, **buffers}, x, train=True, start=self.layer)
             return self.loss(output.logits, teacher, batch["mask"]), output.buffers, ()
 
-        return self.trainer.descend(carry, lr, objective)[0]
+        return self.trainer.descend(carry, batch["lr"] if lr is None else lr, objective)[0]
 
     def step_with_own(self, carry: Carry, batch: Tree, taught: Tree, lr: Tensor, own: Tree) -> Carry:
         """One step on soft labels and on a batch `own` of the student's data, whose BatchNorm statistics are kept."""

@@ -10,9 +10,8 @@ from fedgist.core import tree
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model
-from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
-from fedgist.learning.distillation import divergence
+from fedgist.learning.distillation import Distiller
 from fedgist.learning.evaluation import BATCH
 from fedgist.learning.optimisers import Adam
 from fedgist.learning.training import Trainer
@@ -39,29 +38,12 @@ class Ensemble:
         return (right[:, None] & (y[:, None] == torch.arange(self.model.classes, device=y.device))).sum(0)
 
 
-@dataclass(frozen=True)
-class Student:
-    """Distils given logits into one model: a step down KL(softmax(teacher) ‖ softmax(f(x))) on unlabelled images."""
-
-    trainer: Trainer
-
-    def step(self, carry: Tree, batch: Tree, pool: Tree) -> Tree:
-        x, teacher = pool["x"][batch["index"]], pool["teacher"][batch["index"]]
-
-        def objective(trained: Params, buffers: Params) -> tuple[Tensor, Params, Tree]:
-            output = self.trainer.model({**trained, **buffers}, x, train=True)
-            everyone = torch.ones(len(x), dtype=x.dtype, device=x.device)
-            return divergence(teacher, output.logits, everyone), output.buffers, ()
-
-        return self.trainer.descend(carry, batch["lr"], objective)[0]
-
-
 async def distil(
     model: Model, w: Params, x: Tensor, teacher: Tensor, steps: int, batch: int, lr: float, rng: Rng
 ) -> Params:
     """`w` after `steps` of Adam towards the teacher's logits on images `x`; the rate falls along a cosine to zero."""
-    student = Student(Trainer(model, Adam()))
+    student = Distiller(Trainer(model, Adam()))
     rates = lr * 0.5 * (1 + torch.cos(torch.arange(steps) * (math.pi / max(1, steps))))
-    plan = {"index": rng.integers(len(x), steps, batch), "lr": rates}
-    learned, _ = await scan(student.step, (w, student.trainer.init(w)), plan, Pool(x=x, teacher=teacher))
+    plan = {"index": rng.integers(len(x), steps, batch), "mask": torch.ones(steps, batch), "lr": rates}
+    learned, _ = await scan(student.step, (w, student.init(w)), plan, Pool(x=x, logits=teacher))
     return learned
