@@ -65,6 +65,17 @@ def test_the_extension_is_short_and_without_momentum_fedavg(environment: dict[st
 
 
 START = "import fedgist.api as fg\nclass A(fg.Method):\n"
+
+
+def test_a_method_without_profiles_is_compared(environment: dict[str, str], tmp_path: Path) -> None:
+    ground = ["--dataset", "digits", "--model", "mlp:hidden=16", "--rounds", "2", "--out", str(tmp_path / "compared")]
+    found = json.loads(fedgist(environment, "compare", "fedavg", "fedavgm", *ground, "--json"))
+    assert [run["method"] for run in found["runs"]] == ["fedavg", "fedavgm"]
+    command = [sys.executable, "-m", "fedgist", "run", "fedavgm", "--profile", "toy"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert refused.stderr == "fedgist: fedavgm has no profiles: leave out --profile toy\n"
+
+
 BROKEN = {
     "broken": ("x = 1\ny = = 2\n", "line 2: SyntaxError: invalid syntax"),
     "hungry": ("import json\n\nimport no_such_thing\n", "line 3: ModuleNotFoundError: No module named"),

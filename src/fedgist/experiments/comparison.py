@@ -22,7 +22,7 @@ mean the same. It has BatchNorm, because Co-Dream's dreams are held to its stati
 def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None) -> tuple[list[RunConfig], list[str]]:
     """What `fedgist compare` runs: one ground, one model, and notes on what was chosen for the user."""
     chosen = {name: profile or _usual_profile(name) for name in names}
-    others = [f"{name}: {used}" for name, used in chosen.items() if not profile and used != "small"]
+    others = [f"{name}: {used or 'none'}" for name, used in chosen.items() if not profile and used != "small"]
     usual = f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")
     notes = [f"{usual}, where no option says otherwise"]
     resolved, settled = same_ground(names, {**MODEL, **layer}, chosen)
@@ -32,13 +32,13 @@ def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None)
     return resolved, [*notes, *(f"  {name}: {note}" for name, note in reduced.items() if note), *settled]
 
 
-def _usual_profile(name: str) -> str:
+def _usual_profile(name: str) -> str | None:
     """`compare` where a method needs other settings for the common model than in its own small profile."""
-    return "compare" if "compare" in methods.find(name).profiles else "small"
+    return next((profile for profile in ("compare", "small") if profile in methods.find(name).profiles), None)
 
 
 def same_ground(
-    names: Sequence[str], layer: Mapping[str, Any], profiles: Mapping[str, str]
+    names: Sequence[str], layer: Mapping[str, Any], profiles: Mapping[str, str | None]
 ) -> tuple[list[RunConfig], list[str]]:
     """A configuration for each method, and a note on each part of the ground that their profiles disagree on.
 
@@ -86,9 +86,6 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
 class Standing:
     """How a method did, over the seeds of a comparison."""
 
-    method: str
-    last: list[float]
-    best: list[float]
     rounds_to: list[int | None]
     """The first round after which the target was reached; None where it never was."""
     bytes_to: list[int | None]
@@ -99,20 +96,11 @@ class Standing:
 def standings(groups: Sequence[Sequence[RunFolder]], target: float | None = None) -> tuple[float, list[Standing]]:
     """The target accuracy, and each method's standing, from the folders of its runs."""
     runs = [[read(folder) for folder in group] for group in groups]
-    last = [[run.evaluations[-1]["accuracy"] for run in group] for group in runs]
     if target is None:
+        last = [[run.evaluations[-1]["accuracy"] for run in group] for group in runs]
         target = SHARE_OF_BEST * max(map(statistics.fmean, last))
     found = []
-    for group, ends in zip(runs, last, strict=True):
-        reached = [run.reached(target) or (None, None) for run in group]
-        found.append(
-            Standing(
-                method=str(group[0].config["method"]),
-                last=ends,
-                best=[max(run.accuracies.values()) for run in group],
-                rounds_to=[rounds for rounds, _ in reached],
-                bytes_to=[sent for _, sent in reached],
-                server_sees=group[0].server_sees(),
-            )
-        )
+    for group in runs:
+        rounds, sent = zip(*(run.reached(target) or (None, None) for run in group), strict=True)
+        found.append(Standing(list(rounds), list(sent), group[0].server_sees()))
     return target, found

@@ -129,8 +129,7 @@ def resolve(*layers: Mapping[str, Any], profile: str | None = None) -> RunConfig
     flat = {key: value for layer in layers for key, value in layer.items()}
     name = str(flat.get("method", RunConfig.method))
     own, run = method_options(name), options(RunConfig)
-    if profile is not None:
-        flat = {**profile_of(name, profile), **flat}
+    flat = {**profile_of(name, profile), **flat}
     for key in flat:
         if key not in own and key not in run:
             raise unknown("option", key, [*own, *run])
@@ -141,11 +140,15 @@ def resolve(*layers: Mapping[str, Any], profile: str | None = None) -> RunConfig
     return config
 
 
-def profile_of(method: str, profile: str) -> dict[str, Any]:
-    """The flat overrides of a profile, without its note."""
+def profile_of(method: str, profile: str | None) -> dict[str, Any]:
+    """The flat overrides of a profile, if any, without its note."""
     from fedgist import methods
 
     profiles = methods.find(method).profiles
+    if profile is None:
+        return {}
+    if not profiles:
+        raise FedgistError(f"{method} has no profiles: leave out --profile {profile}")
     if profile not in profiles:
         raise unknown(f"profile of {method}", profile, profiles)
     return {key: value for key, value in profiles[profile].items() if key != "note"}
