@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import toys
 from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Task
-from fedgist.data.client_data import ClientData
-from fedgist.engines import EXECUTORS, executor
+from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
 from fedgist.options import option
 
@@ -83,14 +83,12 @@ class Counting(Method):
 
 
 TASK = Task((1, 1, 1), 2, (0.0,), (1.0,), {"none": None}, "none")
-NOTHING = ClientData(torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64), 2)
 
 
 def counting(act: str = "", engine: str = "sequential", clients: int = 3, **settings: Any) -> LocalEngine:
     method = Counting(Config(act), TASK)
     method.bounds = lambda model: {}  # type: ignore[method-assign]
-    sites = {str(i): NOTHING for i in range(clients)}
-    return LocalEngine(method, sites, seed=0, executor=executor(engine), **settings)
+    return toys.federation(method, {str(i): toys.NOTHING for i in range(clients)}, engine=engine, **settings)
 
 
 @pytest.mark.parametrize("engine", EXECUTORS)
@@ -189,8 +187,7 @@ class Hoarding(Method):
 
 
 def hoarding(clients: int, **settings: Any) -> LocalEngine:
-    sites = {str(i): NOTHING for i in range(clients)}
-    return LocalEngine(Hoarding(None, TASK), sites, seed=0, executor=executor("sequential"), **settings)
+    return toys.federation(Hoarding(None, TASK), {str(i): toys.NOTHING for i in range(clients)}, **settings)
 
 
 def test_what_was_replied_stays_what_it_was() -> None:
