@@ -14,7 +14,6 @@ from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
 from fedgist.core.method import Method, handler
-from fedgist.core.rng import Rng
 from fedgist.core.task import Task
 from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
@@ -229,16 +228,6 @@ def test_offline_clients_are_drawn_by_name() -> None:
     assert 25 < sum(answered) < 75  # 100 draws at one half: five deviations either way
 
 
-def test_a_sample_is_within_its_bounds() -> None:
-    federation = Federation("server", tuple(str(i) for i in range(10)), 1, Rng(0), {}, [])
-    assert len(federation.sample(3)) == 3
-    assert len(federation.sample(0.25)) == 2
-    assert federation.sample(None) == list(federation.ids)
-    for wrong in (11, 2.5, -1):
-        with pytest.raises(ValueError, match=f"active = {wrong}: choose a whole number from 1 to 10"):
-            federation.sample(wrong)
-
-
 def test_peers_without_a_server() -> None:
     """Each node asks itself and its neighbours; what it sends itself does not count."""
     ring = {"0": ["1"], "1": ["2"], "2": ["0"]}
@@ -323,23 +312,3 @@ def test_a_resumed_ledger_forgets_what_came_after_its_checkpoint(tmp_path: Path)
     resumed.close()
     assert (tmp_path / "whole.csv").read_text() == text
     assert resumed.totals() == totals
-
-
-def test_a_method_is_final() -> None:
-    with pytest.raises(TypeError, match="Counting is final"):
-
-        class More(Counting):
-            pass
-
-
-def test_two_handlers_for_one_request_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"test_local.py, line \d+: one and two both answer Ping"):
-
-        class Twice(Method):
-            @handler
-            async def one(self, me: Site, msg: Ping) -> Pong:
-                raise AssertionError
-
-            @handler
-            async def two(self, me: Site, msg: Ping) -> Done:
-                raise AssertionError
