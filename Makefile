@@ -15,7 +15,7 @@ demo: $(VENV)/.demo ## install what the demo needs and run the methods side by s
 	@$(BIN)/fedgist demo
 
 test: lint ## lint, types, import rules and all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-federation: $(VENV)/.dev ## a real federation on this machine, with processes and TLS: about five minutes
 	@$(BIN)/python -m pytest tests/federation -m federation
