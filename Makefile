@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# processes that run tests side by side
+WORKERS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -14,7 +16,7 @@ demo: $(VENV)/.demo ## install what the demo needs and run the methods side by s
 	@$(BIN)/fedgist demo
 
 test: lint ## lint, types, import rules and all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-federation: $(VENV)/.dev ## a real federation on this machine, with processes and TLS: about five minutes
 	@$(BIN)/python -m pytest tests/federation -m federation

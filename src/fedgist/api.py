@@ -8,11 +8,10 @@ from fedgist.core.federation import Answers, Federation, Site, State
 from fedgist.core.message import Bounds, Done, Params, float16, float32, int64, message, uint8, wire
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
-from fedgist.core.task import Data, Model, Output, Samples, Task
+from fedgist.core.task import Model, Output, Samples, Task
 from fedgist.core.tree import Tree
-from fedgist.core.work import Chunks, Pool, compute, gradient, scan
+from fedgist.core.work import Chunks, compute, gradient, scan
 from fedgist.families.evaluation import (
-    Evaluate,
     EvaluateThis,
     EvaluateThisOnOwnLabels,
     over_clients,

@@ -14,9 +14,9 @@ from fedgist.federation.protocol.remote_engine import RemoteEngine
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
-from flare_toy_site import ToySite, toy  # it lies beside this file, where the simulator's processes look for it too
-
+import flare_toy_site
 from fedgist.federation.protocol.flare_transport import CONTROLLER, EXECUTOR, FlareServer, FlareTransport, write_job
+from toys import toy
 
 SITES = ("0", "1", "2")
 
@@ -26,8 +26,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTranspo
     """A job in the simulator whose sites hold the toy data, and the folder of what they keep."""
     work = tmp_path_factory.mktemp("flare")
     transport = FlareTransport()
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    write_job(work / "job", transport.address, ToySite, len(SITES))
+    paths = os.pathsep.join([str(Path(flare_toy_site.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    write_job(work / "job", transport.address, flare_toy_site.ToySite, len(SITES))
     (work / "simulator" / "local").mkdir(parents=True)
     allowed = ["flare_toy_site.ToySite", f"{FlareServer.__module__}.FlareServer", CONTROLLER, EXECUTOR]
     policy = {"format_version": 2, "class_allow_list": allowed}
@@ -53,5 +53,5 @@ def test_the_simulator_gives_the_same(
 ) -> None:
     transport, folder = job
     assert transport.sites == SITES
-    config, inputs = toy(method)
+    config, inputs = toy(method, clients=len(SITES))
     same_as_in_one_process(methods.find(method)(config.options, inputs.task), transport, inputs, folder)

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import toys
 from fedgist import methods, storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
 from fedgist.core.method import who_sees_what
-from fedgist.engines import EXECUTORS, executor
+from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig, resolve
-from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.experiments.inputs import Inputs
 from fedgist.families.local_training import LocalOptions
+from toys import play, toy
 
 EPS = torch.finfo(torch.float32).eps
 DEVICE = os.environ.get("FEDGIST_TEST_DEVICE", "cpu")  # `cuda` runs the suite on a GPU
@@ -40,14 +41,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("method", methods.registry())
     if "engine" in metafunc.fixturenames:
         metafunc.parametrize("engine", FAST)
+    if "any_engine" in metafunc.fixturenames:
+        metafunc.parametrize("any_engine", ["sequential", *FAST])
 
 
-@cache
-def toy(method: str) -> tuple[RunConfig, Inputs]:
-    """The method's toy profile on 300 real 8×8 digits over five clients."""
-    layer = {"method": method, "dataset": "digits", "limit": 300, "clients": 5, "device": "cpu"}
-    config = resolve(layer, profile="toy" if "toy" in methods.find(method).profiles else None)
-    return config, from_dataset(config)
+def digits(method: str) -> tuple[RunConfig, Inputs]:
+    return toy(method, clients=5)
 
 
 def with_odd_clients(inputs: Inputs) -> Inputs:
@@ -79,7 +78,7 @@ def federation(tmp_path: Path) -> Iterator[Build]:
         options: dict[str, Any] | None = None,
         **settings: Any,
     ) -> LocalEngine:
-        config, usual = toy(method)
+        config, usual = digits(method)
         inputs = inputs or usual
         number = len(ledgers)
         ledger = Ledger(
@@ -89,18 +88,12 @@ def federation(tmp_path: Path) -> Iterator[Build]:
         )
         ledgers.append(ledger)
         built = methods.find(method)(replace(config.options, **(options or {})), inputs.task)
-        runner = executor(engine, DEVICE, dtype)
-        return LocalEngine(built, inputs.sites, seed=seed, executor=runner, ledger=ledger, info=inputs.info, **settings)
+        where = {"engine": engine, "device": DEVICE, "dtype": dtype, "info": inputs.info}
+        return toys.federation(built, inputs.sites, **where, seed=seed, ledger=ledger, **settings)
 
     yield build
     for ledger in ledgers:
         ledger.close()
-
-
-def play(engine: LocalEngine, rounds: int = 2) -> LocalEngine:
-    for _ in range(rounds):
-        engine.run_round()
-    return engine
 
 
 def floats(state: Any) -> Tensor:
@@ -122,8 +115,8 @@ def test_engines_agree(federation: Build, method: str, engine: str) -> None:
     size of float32 rounding against a float64 run of the same rounds. The slow engine's error measures that size; where
     it happens to be nil, a few units in the last place of the state's norm stand in for it.
     """
-    truth = play(federation(method, dtype=torch.float64))
-    slow, fast = play(federation(method)), play(federation(method, engine))
+    truth = play(federation(method, dtype=torch.float64), 2)
+    slow, fast = play(federation(method), 2), play(federation(method, engine), 2)
     assert ledger(slow) == ledger(fast)
     parts = {"nodes": (truth.states, slow.states, fast.states)}
     parts |= {id: (truth.site_states[id], slow.site_states[id], fast.site_states[id]) for id in slow.site_states}
@@ -143,15 +136,15 @@ def ledger(engine: LocalEngine) -> str:
 
 
 def test_same_seed_same_result(federation: Build, method: str) -> None:
-    first, again, other = (play(federation(method, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (play(federation(method, seed=seed), 2) for seed in (1, 1, 2))
     assert storage.digest(first.snapshot()) == storage.digest(again.snapshot())
     assert storage.digest(first.snapshot()) != storage.digest(other.snapshot())
 
 
 def test_client_order_does_not_matter(federation: Build, method: str) -> None:
-    inputs = toy(method)[1]
+    inputs = digits(method)[1]
     backwards = replace(inputs, sites=dict(reversed(inputs.sites.items())), info=dict(reversed(inputs.info.items())))
-    first, second = play(federation(method)), play(federation(method, inputs=backwards))
+    first, second = play(federation(method), 2), play(federation(method, inputs=backwards), 2)
     assert {k: storage.digest(v) for k, v in first.site_states.items()} == {
         k: storage.digest(v) for k, v in second.site_states.items()
     }
@@ -163,7 +156,7 @@ def test_resume_equals_uninterrupted(federation: Build, method: str, tmp_path: P
     whole = play(federation(method), 3)
     for killed_after in (0, 1, 2):
         first = play(federation(method), killed_after)
-        first.evaluate(toy(method)[1].test)  # an evaluation leaves no trace in the state
+        first.evaluate(digits(method)[1].test)  # an evaluation leaves no trace in the state
         storage.save(first.snapshot(), tmp_path / "checkpoint")
         second = federation(method)
         second.restore(storage.load(tmp_path / "checkpoint"))
@@ -187,14 +180,14 @@ def test_nothing_is_changed_in_place(federation: Build, method: str, engine: str
     played = play(federation(method, engine), 1)
     committed = tree.copy(played.snapshot())
     before = storage.digest(committed)
-    play(played, 1).evaluate(toy(method)[1].test)
+    play(played, 1).evaluate(digits(method)[1].test)
     assert storage.digest(played.snapshot()) != before
     assert storage.digest(committed) == before
 
 
 def test_evaluation_gives_an_accuracy(federation: Build, method: str) -> None:
     engine = play(federation(method), 1)
-    metrics = engine.evaluate(toy(method)[1].test)
+    metrics = engine.evaluate(digits(method)[1].test)
     assert 0 <= metrics["accuracy"] <= 1
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
 
@@ -217,18 +210,17 @@ def test_nobody_answers(federation: Build, method: str) -> None:
     assert engine.run_round().skipped is None
 
 
-def test_odd_clients(federation: Build, method: str, engine: str) -> None:
+def test_odd_clients(federation: Build, method: str, any_engine: str) -> None:
     """Clients with few or no samples crash nothing and spoil nothing."""
-    inputs = with_odd_clients(toy(method)[1])
-    for name in ("sequential", engine):
-        played = play(federation(method, name, inputs=inputs))
-        assert torch.isfinite(floats([played.states, played.site_states])).all()
-        played.evaluate(inputs.test)
+    inputs = with_odd_clients(digits(method)[1])
+    played = play(federation(method, any_engine, inputs=inputs), 2)
+    assert torch.isfinite(floats([played.states, played.site_states])).all()
+    played.evaluate(inputs.test)
 
 
 def test_a_client_sees_only_its_own_data(federation: Build, method: str, tmp_path: Path) -> None:
     """What a client replies to the first request of the first round is the same whatever the others hold."""
-    inputs = toy(method)[1]
+    inputs = digits(method)[1]
     ids = sorted(inputs.sites)
     changed = {id: replace(data, x=-data.x) if id != ids[0] else data for id, data in inputs.sites.items()}
     replies = []
@@ -243,7 +235,7 @@ def test_a_client_sees_only_its_own_data(federation: Build, method: str, tmp_pat
 
 def test_moved_images(federation: Build, method: str) -> None:
     """Whoever trains on own images mirrors them where that is asked for, and draws everything else as before."""
-    config, inputs = toy(method)
+    config, inputs = digits(method)
     if not isinstance(config.options, LocalOptions):
         pytest.skip("clients do not train")
     halves = {id: data.x[..., : data.x.shape[-1] // 2] for id, data in inputs.sites.items()}
@@ -254,14 +246,14 @@ def test_moved_images(federation: Build, method: str) -> None:
         },
     )
     for given, same in ((inputs, False), (their_own_mirror_image, True)):
-        plain, moved = (play(federation(method, inputs=given, options={"flip": flip})) for flip in (False, True))
+        plain, moved = (play(federation(method, inputs=given, options={"flip": flip}), 2) for flip in (False, True))
         assert (plain.digest() == moved.digest()) is same
 
 
 def test_wire_and_ledger_agree(federation: Build, method: str) -> None:
     """Each message's bytes are what the ledger counts, safetensors reads them, and decoding gives what was received."""
     engine = play(federation(method, record=True), 1)
-    engine.evaluate(toy(method)[1].test)
+    engine.evaluate(digits(method)[1].test)
     assert engine.ledger.transcript is not None
     counted = [line.split(",") for line in ledger(engine).splitlines()[1:]]
     files = {path.name: path for path in engine.ledger.transcript.iterdir()}

@@ -1,7 +1,6 @@
 """Every method across a wire that carries bytes: the same states and the same ledger as in one process."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,14 @@ import pytest
 from fedgist import methods, storage
 from fedgist.core.ledger import Ledger
 from fedgist.engines import executor
-from fedgist.engines.local import LocalEngine
-from fedgist.experiments.config import RunConfig, resolve
-from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from toys import toy, toy_federation
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" in metafunc.fixturenames:
         metafunc.parametrize("method", methods.registry())
-
-
-@cache
-def toy(method: str) -> tuple[RunConfig, Inputs]:
-    """The method's toy profile on 300 real 8×8 digits over five clients."""
-    config = resolve(
-        {"method": method, "dataset": "digits", "limit": 300, "clients": 5, "device": "cpu"}, profile="toy"
-    )
-    return config, from_dataset(config)
 
 
 class InProcess:
@@ -47,7 +35,7 @@ class InProcess:
 
 
 def hosts(method: str, folder: Path) -> dict[str, SiteHost]:
-    config, inputs = toy(method)
+    config, inputs = toy(method, clients=5)
 
     def host(id: str) -> SiteHost:
         def prepare(start: Any) -> Any:
@@ -59,16 +47,10 @@ def hosts(method: str, folder: Path) -> dict[str, SiteHost]:
 
 
 def remote(method: str, folder: Path, transport: InProcess | None = None) -> RemoteEngine:
-    config, inputs = toy(method)
+    config, inputs = toy(method, clients=5)
     built = methods.find(method)(config.options, inputs.task)
     transport = transport or InProcess(hosts(method, folder))
     return RemoteEngine(built, transport, inputs.info, seed=0, executor=executor("sequential"))
-
-
-def local(method: str) -> LocalEngine:
-    config, inputs = toy(method)
-    built = methods.find(method)(config.options, inputs.task)
-    return LocalEngine(built, inputs.sites, seed=0, executor=executor("sequential"), info=inputs.info)
 
 
 def site_state(engine: RemoteEngine, folder: Path, id: str) -> Any:
@@ -78,8 +60,8 @@ def site_state(engine: RemoteEngine, folder: Path, id: str) -> Any:
 
 def test_bytes_on_a_wire_give_the_same(method: str, tmp_path: Path) -> None:
     """Two rounds with an evaluation after each: states bit for bit, ledger to the byte."""
-    test = toy(method)[1].test
-    near, far = local(method), remote(method, tmp_path)
+    test = toy(method, clients=5)[1].test
+    near, far = toy_federation(method, clients=5), remote(method, tmp_path)
     near.ledger, far.ledger = Ledger(tmp_path / "near.csv"), Ledger(tmp_path / "far.csv")
     for _ in range(2):
         reports = near.run_round(), far.run_round()

@@ -22,7 +22,6 @@ from fedgist.core.message import (
     float32,
     int64,
     message,
-    tensors_in,
     uint8,
     wire,
 )
@@ -130,14 +129,6 @@ def test_a_form_that_has_passed_lets_no_other_through() -> None:
         Codec({**BOUNDS, "n": 2}).pack(everything(n=3))
 
 
-def test_the_tensors_of_a_message() -> None:
-    sent = everything()
-    found = tensors_in(sent)
-    assert {id(tensor) for tensor in found} == {id(tensor) for tensor in (*sent.w.values(), sent.images, sent.labels)}
-    assert len(found) == 5
-    assert tensors_in(Done()) == []
-
-
 def test_a_receiver_computes_in_its_own_dtype() -> None:
     received = Codec(BOUNDS, Place(dtype=torch.float64)).decode(Everything, CODEC.encode(everything()))
     assert received.images.dtype == received.w["bias"].dtype == torch.float64
@@ -159,26 +150,6 @@ def test_what_was_not_declared_is_not_sent(change: dict[str, Any], where: str) -
     sent = Everything(**{**vars(everything()), **change})
     with pytest.raises(WireError, match=where):
         CODEC.pack(sent)
-
-
-def test_declarations_are_checked() -> None:
-    with pytest.raises(TypeError, match=r"Bad\.x"):
-
-        @message
-        class Bad:
-            x: list[int]
-
-    with pytest.raises(TypeError, match="template"):
-
-        @message
-        class Worse:
-            w: Params = wire(float32, shape=(1,))
-
-    with pytest.raises(TypeError, match="F32"):
-
-        @message
-        class Worst:
-            x: Tensor = wire(torch.complex64, shape=(1,))
 
 
 def test_a_field_without_bounds_is_a_bug_not_a_message() -> None:

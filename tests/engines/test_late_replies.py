@@ -11,11 +11,8 @@ from fedgist.core.federation import Federation, Site
 from fedgist.core.message import Bounds, message, wire
 from fedgist.core.method import Method, handler
 from fedgist.core.task import Task
-from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-
-NOTHING = ClientData(torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64), 2)
+from toys import NOTHING, federation
 
 
 @message
@@ -68,8 +65,7 @@ class Remembering(Method):
 
 def remembering(delay: Any, **settings: Any) -> LocalEngine:
     method = Remembering(None, Task((1, 1, 1), 2, (0.0,), (1.0,), {"none": None}, "none"))
-    sites = dict.fromkeys(("0", "1", "2"), NOTHING)
-    return LocalEngine(method, sites, seed=0, executor=executor("sequential"), delay=delay, **settings)
+    return federation(method, dict.fromkeys(("0", "1", "2"), NOTHING), delay=delay, **settings)
 
 
 def late_once(id: str, round: int) -> int:

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import toys
 from fedgist.core.federation import Federation, Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
 from fedgist.core.method import Method, handler
-from fedgist.core.rng import Rng
 from fedgist.core.task import Task
-from fedgist.data.client_data import ClientData
-from fedgist.engines import EXECUTORS, executor
+from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
 from fedgist.options import option
 
@@ -83,14 +82,12 @@ class Counting(Method):
 
 
 TASK = Task((1, 1, 1), 2, (0.0,), (1.0,), {"none": None}, "none")
-NOTHING = ClientData(torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64), 2)
 
 
 def counting(act: str = "", engine: str = "sequential", clients: int = 3, **settings: Any) -> LocalEngine:
     method = Counting(Config(act), TASK)
     method.bounds = lambda model: {}  # type: ignore[method-assign]
-    sites = {str(i): NOTHING for i in range(clients)}
-    return LocalEngine(method, sites, seed=0, executor=executor(engine), **settings)
+    return toys.federation(method, {str(i): toys.NOTHING for i in range(clients)}, engine=engine, **settings)
 
 
 @pytest.mark.parametrize("engine", EXECUTORS)
@@ -189,8 +186,7 @@ class Hoarding(Method):
 
 
 def hoarding(clients: int, **settings: Any) -> LocalEngine:
-    sites = {str(i): NOTHING for i in range(clients)}
-    return LocalEngine(Hoarding(None, TASK), sites, seed=0, executor=executor("sequential"), **settings)
+    return toys.federation(Hoarding(None, TASK), {str(i): toys.NOTHING for i in range(clients)}, **settings)
 
 
 def test_what_was_replied_stays_what_it_was() -> None:
@@ -230,16 +226,6 @@ def test_offline_clients_are_drawn_by_name() -> None:
     assert answered == [again.run_round().answered for _ in range(5)]
     assert len(set(answered)) > 1
     assert 25 < sum(answered) < 75  # 100 draws at one half: five deviations either way
-
-
-def test_a_sample_is_within_its_bounds() -> None:
-    federation = Federation("server", tuple(str(i) for i in range(10)), 1, Rng(0), {}, [])
-    assert len(federation.sample(3)) == 3
-    assert len(federation.sample(0.25)) == 2
-    assert federation.sample(None) == list(federation.ids)
-    for wrong in (11, 2.5, -1):
-        with pytest.raises(ValueError, match=f"active = {wrong}: choose a whole number from 1 to 10"):
-            federation.sample(wrong)
 
 
 def test_peers_without_a_server() -> None:
@@ -326,23 +312,3 @@ def test_a_resumed_ledger_forgets_what_came_after_its_checkpoint(tmp_path: Path)
     resumed.close()
     assert (tmp_path / "whole.csv").read_text() == text
     assert resumed.totals() == totals
-
-
-def test_a_method_is_final() -> None:
-    with pytest.raises(TypeError, match="Counting is final"):
-
-        class More(Counting):
-            pass
-
-
-def test_two_handlers_for_one_request_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"test_local.py, line \d+: one and two both answer Ping"):
-
-        class Twice(Method):
-            @handler
-            async def one(self, me: Site, msg: Ping) -> Pong:
-                raise AssertionError
-
-            @handler
-            async def two(self, me: Site, msg: Ping) -> Done:
-                raise AssertionError

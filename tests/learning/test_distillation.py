@@ -1,14 +1,9 @@
 """The losses by which models teach models, against numpy oracles derived by hand."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fedgist import models
-from fedgist.core.rng import Rng
 from fedgist.learning.distillation import (
     GuidedTrainer,
     averaged_logits_loss,
@@ -16,28 +11,11 @@ from fedgist.learning.distillation import (
     label_weights,
     weighted_users_loss,
 )
-from fedgist.learning.label_logits import LogitTrainer, mean_logits
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
+from linear_toy import BATCH, CLASSES, LINEAR, PIXELS, linear_step, normal, onehot, softmax
 
-USERS, BATCH, CLASSES, PIXELS = 3, 5, 4, 6
-LINEAR = models.build("mlp", (1, 2, 3), CLASSES, hidden=())
-"""Logits W x + b: its gradients are known in closed form."""
-
-
-def normal(*shape: int, name: str) -> Tensor:
-    return Rng(0)(name).normal(*shape).double()
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def onehot(y: Tensor) -> np.ndarray:
-    return np.eye(CLASSES)[y.numpy()]
-
-
+USERS = 3
 Y = torch.tensor([0, 3, 1, 1, 2])
 
 
@@ -93,16 +71,6 @@ def test_gradients_by_finite_differences(loss: str) -> None:
     assert torch.autograd.gradcheck(functions[loss], (logits,))
 
 
-def linear_step() -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any], np.ndarray, np.ndarray]:
-    """Weights of a linear model, a batch, a pool, and the batch's images and logits in numpy."""
-    w = {name: normal(*shape, name=name) for name, shape in LINEAR.shapes.items()}
-    pool = {"x": normal(9, 1, 2, 3, name="x"), "y": torch.tensor([2, 0, 1, 3, 3, 1, 0, 2, 1])}
-    batch = {"index": torch.tensor([4, 0, 7, 2, 5]), "mask": torch.ones(BATCH, dtype=torch.float64)}
-    x = pool["x"][batch["index"]].flatten(1).numpy()
-    logits = x @ w["classifier.weight"].numpy().T + w["classifier.bias"].numpy()
-    return w, batch, pool, x, logits
-
-
 @pytest.mark.parametrize("on", [0.0, 1.0])
 def test_a_guided_step(on: float) -> None:
     """One step of gradient descent on CE(x, y) + α CE(z, ŷ) + β KL(p ‖ softmax(Wx + b)); p = softmax(Wz' + b) is fixed.
@@ -129,36 +97,3 @@ def test_a_guided_step(on: float) -> None:
         new["classifier.weight"], weight - lr * ((real + held).T @ x + made.T @ z.numpy()), rtol=1e-10
     )
     np.testing.assert_allclose(new["classifier.bias"], bias - lr * ((real + held).sum(0) + made.sum(0)), rtol=1e-10)
-
-
-@pytest.mark.parametrize("form", ["kl", "mse"])
-def test_a_step_towards_mean_logits(form: str) -> None:
-    """One step on CE(x, y) + λ · pull, where the pull of a sample of unknown label is nil.
-
-    KL: ∂/∂l_i = known · (softmax(l_i) − softmax(t_{y_i}))/B; squares, the mean over B·C numbers:
-    known · 2 (l_i − t_{y_i})/(B C). The sums gather the logits of the step by label, before its update.
-    """
-    w, batch, pool, x, logits = linear_step()
-    lr, pull = 0.2, 1.7
-    table, known = normal(CLASSES, CLASSES, name="table"), torch.tensor([1.0, 0.0, 1.0, 1.0]).double()
-    learner = LogitTrainer(Trainer(LINEAR, SGD()), form)
-    carry = ((w, {}), torch.zeros_like(table), torch.zeros_like(known))
-    scalars = [torch.tensor(value, dtype=torch.float64) for value in (lr, pull)]
-    with torch.no_grad():
-        (new, _), sums, counts = learner.step(carry, batch, pool, scalars[0], table, known, scalars[1])
-
-    weight, bias = w["classifier.weight"].numpy(), w["classifier.bias"].numpy()
-    y = pool["y"][batch["index"]]
-    target, there = table.numpy()[y], known.numpy()[y][:, None]
-    towards = softmax(logits) - softmax(target) if form == "kl" else 2 / CLASSES * (logits - target)
-    slope = (softmax(logits) - onehot(y) + pull * there * towards) / BATCH
-    np.testing.assert_allclose(new["classifier.weight"], weight - lr * slope.T @ x, rtol=1e-10)
-    np.testing.assert_allclose(new["classifier.bias"], bias - lr * slope.sum(0), rtol=1e-10)
-    np.testing.assert_allclose(sums, onehot(y).T @ logits, rtol=1e-10)
-    np.testing.assert_array_equal(counts, onehot(y).sum(0))
-
-
-def test_mean_logits_of_absent_labels_stay() -> None:
-    """Rows are divided by how many clients hold the label; a row that nobody holds keeps its old value."""
-    table = mean_logits(torch.tensor([[6.0], [0.0]]), torch.tensor([3.0, 0.0]), otherwise=torch.tensor([[9.0], [5.0]]))
-    assert table.tolist() == [[2.0], [5.0]]

@@ -1,31 +1,25 @@
-"""Evaluation of models that clients keep: what the sums say about all of them is what each of them would have said."""
+"""Accuracy over a test set of more than one batch, and of none."""
 
-import numpy as np
-import pytest
+import torch
 
-from fedgist import engines, methods
-from fedgist.engines.local import LocalEngine
-from fedgist.experiments import config as configs
-from fedgist.experiments import inputs as sources
+from fedgist import models
+from fedgist.core.rng import Rng
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import drive_one
+from fedgist.learning.evaluation import BATCH, accuracy
+
+MODEL = models.build("mlp", (1, 4, 4), 3, hidden=(5,))
 
 
-def test_mean_and_deviation_over_clients():
-    """Four clients that learn alone from different labels, so that they differ."""
-    config = configs.resolve(
-        {"method": "independent", "clients": 4, "alpha": 0.1, "device": "cpu", "model": "mlp:hidden=16"}
-    )
-    inputs = sources.from_dataset(config)
-    method = methods.find("independent")(config.options, inputs.task)
-    engine = LocalEngine(method, inputs.sites, seed=0, executor=engines.executor("sequential", "cpu"), info=inputs.info)
-    for _ in range(3):
-        engine.run_round()
-    found = engine.evaluate(inputs.test)
+def test_every_image_counts_once() -> None:
+    """The labels are the model's own answers, but for every third image, in two full batches and a part of one."""
+    w, x = MODEL.init(Rng(0)), Rng(1).normal(2 * BATCH["cpu"] + 57, 1, 4, 4)
+    y = MODEL(w, x).logits.argmax(1)
+    wrong = torch.arange(len(x)) % 3 == 0
+    found = drive_one(accuracy(MODEL, w, (x, torch.where(wrong, (y + 1) % 3, y))), Place())
+    assert found == 1 - wrong.sum().item() / len(x)
 
-    x, y = inputs.test
-    each = [
-        float((method.model(state["w"], x).logits.argmax(1) == y).double().mean())
-        for state in engine.site_states.values()
-    ]
-    assert np.std(each) > 0.01
-    assert found["accuracy"] == pytest.approx(np.mean(each), abs=1e-6)
-    assert found["deviation_between_clients"] == pytest.approx(np.std(each), abs=1e-4)
+
+def test_an_empty_test_set_has_nothing_right() -> None:
+    nothing = torch.zeros(0, 1, 4, 4), torch.zeros(0, dtype=torch.int64)
+    assert drive_one(accuracy(MODEL, MODEL.init(Rng(0)), nothing), Place()) == 0

@@ -9,61 +9,39 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models, storage
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
-from fedgist.core.task import Task
 from fedgist.core.work import gradient
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.options import build
+from toys import CLASSES, SHAPE, clients, federation, play
 
-SHAPE, CLASSES = (1, 8, 8), 4
-
-
-def clients(sizes: tuple[int, ...] = (7, 20, 3)) -> dict[str, ClientData]:
-    rng = Rng(3)
-    test = (rng("test").normal(10, *SHAPE), rng("labels").integers(CLASSES, 10))
-    return {
-        str(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES, test)
-        for i, n in enumerate(sizes)
-    }
-
-
-def federation(name: str, model: str = "mlp", sites: Any = None, dtype: Any = torch.float32, **settings: Any) -> Any:
-    ledger = settings.pop("ledger", None)
-    net = models.build(model, SHAPE, CLASSES)
-    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {model: net}, model)
-    method = methods.find(name)
-    built = method(build(method.Config, settings), task)
-    return LocalEngine(built, sites or clients(), seed=0, executor=executor("sequential", dtype=dtype), ledger=ledger)
+SITES = clients(7, 20, 3, test=10)
 
 
 def after(engine: LocalEngine, rounds: int) -> Any:
-    for _ in range(rounds):
-        engine.run_round()
-    return engine.state["w"]
+    return play(engine, rounds).state["w"]
 
 
 def test_fedprox_without_its_term_is_fedavg() -> None:
     settings: dict[str, Any] = {"steps": 3, "lr": 0.1, "momentum": 0.9, "batch": 4}
-    plain = after(federation("fedavg", **settings), 2)
-    free = after(federation("fedprox", mu=0.0, **settings), 2)
-    held = after(federation("fedprox", mu=1.0, **settings), 2)
+    plain = after(federation("fedavg", SITES, **settings), 2)
+    free = after(federation("fedprox", SITES, mu=0.0, **settings), 2)
+    held = after(federation("fedprox", SITES, mu=1.0, **settings), 2)
     assert storage.digest(plain) == storage.digest(free)
-    start = federation("fedavg").state["w"]
+    start = federation("fedavg", SITES).state["w"]
     assert tree.norm(tree.sub(held, start)) < tree.norm(tree.sub(plain, start))
 
 
 def test_fedavg_with_one_full_batch_step_is_gradient_descent_on_the_pooled_data() -> None:
     """Σ_k (n_k/n) (w − lr ∇F_k) = w − lr ∇F with F = Σ_k (n_k/n) F_k, the loss of all samples together."""
     lr = 0.5
-    engine = federation("fedavg", epochs=1, batch=32, lr=lr, dtype=torch.float64)
+    engine = federation("fedavg", SITES, epochs=1, batch=32, lr=lr, dtype=torch.float64)
     w, model = engine.state["w"], engine.method.model
-    x = torch.cat([data.x.double() for data in clients().values()])
-    y = torch.cat([data.y for data in clients().values()])
+    x = torch.cat([data.x.double() for data in SITES.values()])
+    y = torch.cat([data.y for data in SITES.values()])
 
     def loss(w: dict[str, Tensor]) -> tuple[Tensor, tuple[()]]:
         return torch.nn.functional.cross_entropy(model(w, x).logits, y), ()
@@ -78,14 +56,14 @@ def test_fedavg_with_one_full_batch_step_is_gradient_descent_on_the_pooled_data(
 
 def test_uniform_weights_ignore_sample_counts_but_not_emptiness() -> None:
     """With no local steps possible, an empty client must not pull the average towards the old weights."""
-    sites = clients((7, 0))
-    alone = after(federation("fedavg", sites={"0": sites["0"]}, weighting="uniform", steps=2, batch=4), 1)
-    both = after(federation("fedavg", sites=sites, weighting="uniform", steps=2, batch=4), 1)
+    sites = clients(7, 0)
+    alone = after(federation("fedavg", {"0": sites["0"]}, weighting="uniform", steps=2, batch=4), 1)
+    both = after(federation("fedavg", sites, weighting="uniform", steps=2, batch=4), 1)
     torch.testing.assert_close(both, alone, rtol=1e-6, atol=1e-7)
 
 
 def test_nobody_has_data() -> None:
-    engine = federation("fedavg", sites=clients((0, 0)), steps=2)
+    engine = federation("fedavg", clients(0, 0), steps=2)
     before = storage.digest(engine.state)
     assert engine.run_round().skipped is None
     assert storage.digest(engine.state) == before
@@ -94,7 +72,7 @@ def test_nobody_has_data() -> None:
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_an_upload_is_four_bytes_for_each_number_and_four_for_the_weight(model: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.csv")
-    engine = federation("fedavg", model, steps=1, batch=4, ledger=ledger)
+    engine = federation("fedavg", SITES, model, steps=1, batch=4, ledger=ledger)
     engine.run_round()
     ledger.close()
     numbers = sum(torch.Size(shape).numel() for shape in engine.method.model.shapes.values())
@@ -110,7 +88,7 @@ def test_an_upload_is_four_bytes_for_each_number_and_four_for_the_weight(model: 
 
 
 def test_local_batch_norm_stays_local() -> None:
-    engine = federation("fedavg", "cnn", steps=2, batch=4, batch_norm="local")
+    engine = federation("fedavg", SITES, "cnn", steps=2, batch=4, batch_norm="local")
     buffers = engine.method.model.buffers
     after(engine, 2)
     assert buffers.isdisjoint(engine.state["w"])
@@ -118,23 +96,23 @@ def test_local_batch_norm_stays_local() -> None:
     assert all(found.keys() == buffers for found in kept)
     name = sorted(buffers)[0]
     assert not torch.equal(kept[0][name], kept[1][name])
-    assert 0 <= engine.evaluate(clients()["0"].test)["accuracy"] <= 1
+    assert 0 <= engine.evaluate(SITES["0"].test)["accuracy"] <= 1
     assert engine.ledger.totals().evaluation > 0  # only the clients can test what only they have
 
 
 def test_aggregated_batch_norm_is_averaged() -> None:
-    sites = clients((8, 8))
-    engine = federation("fedavg", "cnn", sites=sites, steps=2, batch=4, weighting="uniform")
+    sites = clients(8, 8)
+    engine = federation("fedavg", sites, "cnn", steps=2, batch=4, weighting="uniform")
     averaged = after(engine, 1)
-    alone = [after(federation("fedavg", "cnn", sites={id: sites[id]}, steps=2, batch=4), 1) for id in sites]
+    alone = [after(federation("fedavg", {id: sites[id]}, "cnn", steps=2, batch=4), 1) for id in sites]
     for name in engine.method.model.buffers:
         torch.testing.assert_close(averaged[name], (alone[0][name] + alone[1][name]) / 2, rtol=1e-5, atol=1e-7)
 
 
 def test_without_a_common_start_only_the_first_round_differs() -> None:
-    engine = federation("fedavg", steps=1, batch=4, common_start=False, lr=1e-9)
+    engine = federation("fedavg", SITES, steps=1, batch=4, common_start=False, lr=1e-9)
     inits = [engine.method.model.init(Rng(0)("client", id, "init")) for id in engine.ids]
-    sizes = [data.n for data in clients().values()]
+    sizes = [data.n for data in SITES.values()]
     first = after(engine, 1)
     expected = {name: sum(w[name] * n for w, n in zip(inits, sizes, strict=True)) / sum(sizes) for name in first}
     torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-6)
@@ -143,14 +121,14 @@ def test_without_a_common_start_only_the_first_round_differs() -> None:
 
 def test_more_samples_than_the_reference_are_refused() -> None:
     with pytest.raises(ValueError, match="client 1 holds 20 samples: set n_ref"):
-        federation("fedavg", n_ref=10, steps=1).run_round()
+        federation("fedavg", SITES, n_ref=10, steps=1).run_round()
 
 
 def test_independent_clients_never_meet() -> None:
-    sites = clients()
-    together = federation("independent", sites=sites, steps=2, batch=4)
+    sites = SITES
+    together = federation("independent", sites, steps=2, batch=4)
     after_two = [together.run_round() for _ in range(2)]
-    alone = federation("independent", sites={"1": sites["1"]}, steps=2, batch=4)
+    alone = federation("independent", {"1": sites["1"]}, steps=2, batch=4)
     for _ in after_two:
         alone.run_round()
     assert storage.digest(together.site_states["1"]) == storage.digest(alone.site_states["1"])
@@ -158,7 +136,7 @@ def test_independent_clients_never_meet() -> None:
 
 
 def test_a_common_start_of_independent_clients() -> None:
-    engine = federation("independent", steps=1, lr=1e-12, batch=4, common_start=True)
+    engine = federation("independent", SITES, steps=1, lr=1e-12, batch=4, common_start=True)
     engine.run_round()
     first, second = (engine.site_states[id]["w"] for id in ("0", "1"))
     torch.testing.assert_close(first, second)
@@ -173,7 +151,7 @@ def test_all_methods_learn_something() -> None:
     data = ClientData(x, y, CLASSES, (x, y))
     sites = {str(i): replace(data, x=x[i::3], y=y[i::3]) for i in range(3)}
     for name in ("fedavg", "fedprox", "independent", "centralized"):
-        engine = federation(name, sites=sites, steps=40, lr=0.1, batch=16)
+        engine = federation(name, sites, steps=40, lr=0.1, batch=16)
         for _ in range(3):
             engine.run_round()
         assert engine.evaluate((x, y))["accuracy"] > 0.95, name

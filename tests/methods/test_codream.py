@@ -4,7 +4,6 @@ import csv
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, storage
+from fedgist import storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import schema_of
 from fedgist.core.method import handler_for
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.experiments.config import resolve
-from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.methods.codream import CoDream, DreamAlone, ShowModel
 from fedgist.synthesis.inversion import Objective
+from toys import play, toy, toy_federation
 
-ENGINE = ("ledger", "offline")
 NET = "mlp:hidden=16:norm=batch"
 
 
-@cache
-def inputs_of(layer: tuple[tuple[str, Any], ...]) -> Inputs:
-    return from_dataset(resolve(dict(layer), profile="toy"))
-
-
-def build(
-    sites: Mapping[str, ClientData] | None = None, dtype: torch.dtype = torch.float32, **given: Any
-) -> LocalEngine:
+def build(sites: Mapping[str, ClientData] | None = None, **given: Any) -> LocalEngine:
     """A federation on 200 real 8×8 digits, evenly split over three clients, all of them active."""
-    layer = {"method": "codream", "limit": 200, "clients": 3, "partition": "stratified", "device": "cpu", "active": 0}
-    layer |= {key: value for key, value in given.items() if key not in ENGINE}
-    config, inputs = resolve(layer, profile="toy"), inputs_of(tuple(layer.items()))
-    method = methods.find(config.method)(config.options, inputs.task)
-    settings = {key: value for key, value in given.items() if key in ENGINE}
-    runner = executor("sequential", dtype=dtype)
-    return LocalEngine(method, sites or inputs.sites, seed=3, executor=runner, info=inputs.info, **settings)
-
-
-def play(engine: LocalEngine, rounds: int = 1) -> LocalEngine:
-    for _ in range(rounds):
-        assert engine.run_round().skipped is None
-    return engine
+    usual = {"limit": 200, "clients": 3, "partition": "stratified", "active": 0, "seed": 3}
+    return toy_federation("codream", sites, **usual | given)
 
 
 def dreams(engine: LocalEngine) -> Tensor:
@@ -252,7 +230,7 @@ def test_a_model_without_batch_norm_says_so(caplog: pytest.LogCaptureFixture) ->
 
 def test_everybody_learns_across_architectures() -> None:
     """Clients with six labels each and three architectures: a student of a fourth learns more than any could know."""
-    inputs = inputs_of(tuple({"method": "codream", "limit": 900, "clients": 1, "device": "cpu"}.items()))
+    inputs = toy("codream", limit=900, clients=1)[1]
     data = inputs.sites["0"]
     labels = {"0": (0, 1, 2, 3, 4, 5), "1": (3, 4, 5, 6, 7, 8), "2": (6, 7, 8, 9, 0, 1)}
     held = {id: torch.isin(data.y, torch.tensor(some)) for id, some in labels.items()}
@@ -266,42 +244,6 @@ def test_everybody_learns_across_architectures() -> None:
     assert found["accuracy"] > 0.65
     assert found["accuracy_clients"] > alone["accuracy_clients"] + 0.05
     assert engine.state["w"].keys() == engine.method.model.shapes.keys()
-
-
-def test_the_buffer_is_first_in_first_out() -> None:
-    engine = play(build(buffer=9))
-    first = dreams(engine)
-    play(engine)
-    for state in (engine.state, *engine.site_states.values()):
-        assert torch.equal(state["buffer"]["x"], torch.cat([first[-3:], dreams(engine)]))
-        assert len(state["buffer"]["logits"]) == 9
-
-
-def test_lessons_come_every_so_many_rounds() -> None:
-    """The student's and the clients': until then both are as if lessons had no steps."""
-    engine, untaught = build(distil_every=2), build(distil_steps=0)
-    for taught in (False, True):
-        play(engine)
-        play(untaught)
-        assert (storage.digest(engine.state["w"]) != storage.digest(untaught.state["w"])) == taught
-        for id in engine.ids:
-            mine, others = (storage.digest(one.site_states[id]["w"]) for one in (engine, untaught))
-            assert (mine != others) == taught
-
-
-def test_learners_server_leaves_the_clients_as_warmed_up() -> None:
-    """Dreaming touches neither weights nor running statistics."""
-    engine = play(build(learners="server"))
-    after_warm_up = {id: storage.digest(state) for id, state in engine.site_states.items()}
-    play(engine)
-    assert {id: storage.digest(state) for id, state in engine.site_states.items()} == after_warm_up
-    assert all("buffer" not in state for state in engine.site_states.values())
-
-
-def test_a_fresh_student_forgets() -> None:
-    engine = play(build(fresh_student=True, distil_steps=0), 1)
-    first = storage.digest(engine.state["w"])
-    assert storage.digest(play(engine).state["w"]) != first
 
 
 # Variants
@@ -321,7 +263,7 @@ def test_alone_each_client_shows_its_share() -> None:
 
 
 def test_activations_at_a_layer() -> None:
-    inputs = inputs_of(tuple({"method": "codream", "limit": 200, "device": "cpu"}.items()))
+    inputs = toy("codream", limit=200)[1]
     engine = build(layer="norm1")
     untouched = storage.digest(engine.state["w"])
     play(engine, 2)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, storage
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
 from fedgist.data.client_data import ClientData
-from fedgist.engines import EXECUTORS, executor
+from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine
-from fedgist.experiments.config import resolve
-from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.learning.contrastive import chosen
+from toys import play, toy_federation
 
 CLASSES, FEATURES = 10, 16
-ENGINE = ("topology", "offline", "delay", "ledger")
-"""What `build` hands to the engine; all else is an option of the run or of the method."""
 
 
-@cache
-def inputs_of(layer: tuple[tuple[str, Any], ...]) -> Inputs:
-    return from_dataset(resolve(dict(layer), profile="toy"))
-
-
-def build(engine: str = "sequential", sites: Mapping[str, ClientData] | None = None, **given: Any) -> LocalEngine:
+def build(method: str = "repshare", sites: Mapping[str, ClientData] | None = None, **given: Any) -> LocalEngine:
     """A federation of a few clients with 200 real 8×8 digits, stratified unless said otherwise."""
-    layer = {"method": "repshare", "limit": 200, "clients": 4, "partition": "stratified", "device": "cpu"}
-    layer |= {key: value for key, value in given.items() if key not in ENGINE}
-    config, inputs = resolve(layer, profile="toy"), inputs_of(tuple(layer.items()))
-    method = methods.find(config.method)(config.options, inputs.task)
-    settings = {key: value for key, value in given.items() if key in ENGINE}
-    sites = inputs.sites if sites is None else sites
-    return LocalEngine(method, sites, seed=3, executor=executor(engine), info=inputs.info, **settings)
-
-
-def play(engine: LocalEngine, rounds: int = 2) -> LocalEngine:
-    for _ in range(rounds):
-        engine.run_round()
-    return engine
+    usual = {"limit": 200, "clients": 4, "partition": "stratified", "seed": 3}
+    return toy_federation(method, sites, **usual | given)
 
 
 def weights(engine: LocalEngine) -> Any:
@@ -74,7 +54,7 @@ def without(data: ClientData, *labels: int) -> ClientData:
 
 def test_the_relay_holds_means_over_all_samples_and_the_last_observations() -> None:
     """t̄^c = Σ_u Σ_i φ_u(x_i) / Σ_u n_u^c; with n_avg as large as a class, an observation is a client's class mean."""
-    engine = play(build(n_avg=1000, m_up=1))
+    engine = play(build(n_avg=1000, m_up=1), 2)
     both = [class_sums(engine, id) for id in engine.ids]
     means = sum(sums for sums, _ in both) / sum(counts for _, counts in both)[:, None]
     assert torch.allclose(engine.state["means"][0], means, atol=1e-5)
@@ -366,7 +346,7 @@ def test_two_peers_are_two_clients_with_a_relay() -> None:
 def test_a_ring_counts_its_links(tmp_path: Path, engine: str) -> None:
     """Each of the four links carries a request and a reply each way in a round; a client's words to itself are free."""
     ledger = Ledger(tmp_path / "ledger.csv")
-    ring = play(build(engine, topology=peers("ring"), ledger=ledger, m_up=1), 3)
+    ring = play(build(engine=engine, topology=peers("ring"), ledger=ledger, m_up=1), 3)
     totals = ledger.totals()
     assert totals.messages == 3 * 4 * 2 * 2
     assert totals.paper_up == 3 * 8 * 2 * CLASSES * FEATURES * 4

@@ -23,22 +23,14 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Task
 from fedgist.core.work import Place, stacked
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.engines.scheduler import drive_one
 from fedgist.options import build
 from fedgist.synthesis.encoding import Encoder
+from toys import CLASSES, SHAPE, clients, federation, play, task_of
 
-SHAPE, CLASSES, SMALL = (1, 8, 8), 4, "mlp:hidden=6"
+SMALL, SITES = "mlp:hidden=6", clients(7, 20, 3)
 QUICK: dict[str, Any] = {"steps": 2, "batch": 4, "lr": 0.1, "images": 2, "iterations": 2}
-
-
-def clients(sizes: tuple[int, ...] = (7, 20, 3)) -> dict[str, ClientData]:
-    rng = Rng(3)
-    return {
-        str(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
-        for i, n in enumerate(sizes)
-    }
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Exact(Encoder):
 
     def step(self, carry: Any, x: Any, w: Any, direction: Any, norms: Any) -> Any:
         variables, state = carry
-        flat = direction * self._spread(norms)
+        flat = torch.cat([part * norm for part, norm in zip(direction.split(self.layers), norms, strict=True)])
         pixels = F.pad(flat, (0, variables["images"].numel() - flat.numel()))
         return {**variables, "images": pixels.view_as(variables["images"])}, state
 
@@ -58,35 +50,12 @@ class Exact(Encoder):
         return {name: part.view_as(w[name]) for name, part in zip(names, parts, strict=True)}
 
 
-def task_of(model: str) -> Task:
-    name, _, hidden = model.partition(":hidden=")
-    net = models.build(name, SHAPE, CLASSES, **({"hidden": (int(hidden),)} if hidden else {}))
-    return Task(SHAPE, CLASSES, (0.0,), (1.0,), {model: net}, model)
+def devices(name: str = "tofu", model: str = SMALL, sites: Any = SITES, **given: Any) -> LocalEngine:
+    return federation(name, sites, model, **given)
 
 
-def federation(
-    name: str = "tofu",
-    model: str = SMALL,
-    sites: Any = None,
-    encoder: Callable[[Any], Any] | None = None,
-    dtype: Any = torch.float32,
-    ledger: Any = None,
-    offline: Any = 0.0,
-    delay: Any = 0,
-    engine: str = "sequential",
-    **settings: Any,
-) -> LocalEngine:
-    method, task = methods.find(name), task_of(model)
-    more = {"encoder": encoder(task.models[model])} if encoder else {}
-    built = method(build(method.Config, settings), task, **more)
-    runner = executor(engine, dtype=dtype)
-    return LocalEngine(built, sites or clients(), seed=0, executor=runner, ledger=ledger, offline=offline, delay=delay)
-
-
-def play(engine: LocalEngine, rounds: int) -> Any:
-    for _ in range(rounds):
-        engine.run_round()
-    return engine.state["w"]
+def after(engine: LocalEngine, rounds: int) -> Any:
+    return play(engine, rounds).state["w"]
 
 
 def rows(path: Path, ledger: Ledger) -> list[dict[str, str]]:
@@ -101,10 +70,18 @@ def test_with_an_exact_encoder_it_is_fedavg(weighting: str) -> None:
     settings: dict[str, Any] = {"steps": 3, "batch": 4, "lr": 0.3, "momentum": 0.9, "weighting": weighting}
     numbers = models.build("mlp", SHAPE, CLASSES).size
     count = math.ceil(numbers / math.prod(SHAPE))
-    plain = play(federation("fedavg", "mlp", dtype=torch.float64, **settings), 3)
-    start = federation("fedavg", "mlp", dtype=torch.float64).state["w"]
-    ours = federation("tofu", "mlp", encoder=Exact, dtype=torch.float64, images=count, iterations=1, **settings)
-    found = play(ours, 3)
+    plain = after(devices("fedavg", "mlp", dtype=torch.float64, **settings), 3)
+    start = devices("fedavg", "mlp", dtype=torch.float64).state["w"]
+    ours = devices(
+        "tofu",
+        "mlp",
+        parts={"encoder": Exact(task_of("mlp").models["mlp"])},
+        dtype=torch.float64,
+        images=count,
+        iterations=1,
+        **settings,
+    )
+    found = after(ours, 3)
     assert tree.norm(tree.sub(found, plain)) < 1e-6 * tree.norm(tree.sub(plain, start))
     assert tree.norm(tree.sub(plain, start)) > 0.1
 
@@ -125,7 +102,7 @@ def watch(engine: LocalEngine, rounds: int) -> list[Any]:
 @pytest.mark.parametrize("model", [SMALL, "cnn"])
 def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
     """Also with BatchNorm (cnn), and also when half of the clients are away in any round."""
-    engine = federation(model=model, pixels=pixels, offline=0.5, **QUICK)
+    engine = devices(model=model, pixels=pixels, offline=0.5, **QUICK)
     versions = watch(engine, 5)
     assert len(versions) > 3
     assert {state["version"] for state in engine.site_states.values()} != {0}
@@ -135,12 +112,8 @@ def test_everybody_stays_in_step_bit_for_bit(pixels: str, model: str) -> None:
 
 def test_images_of_odd_sizes_keep_everybody_in_step() -> None:
     """Of several updates in a message only the first lies where torch would put it, and products round by that."""
-    data = {id: replace(client, x=client.x[..., :5, :5]) for id, client in clients().items()}
-    net = models.build("mlp", (1, 5, 5), CLASSES, hidden=(33,))
-    tofu = methods.find("tofu")
-    task = Task((1, 5, 5), CLASSES, (0.0,), (1.0,), {"mlp": net}, "mlp")
-    built = tofu(build(tofu.Config, {**QUICK, "images": 3}), task)
-    engine = LocalEngine(built, data, seed=0, executor=executor("sequential"), offline=0.5)
+    data = {id: replace(client, x=client.x[..., :5, :5]) for id, client in SITES.items()}
+    engine = devices(model="mlp:hidden=33", sites=data, offline=0.5, **{**QUICK, "images": 3})
     assert len(watch(engine, 8)) > 5
 
 
@@ -159,17 +132,17 @@ def test_clients_decode_one_by_one_as_the_server_does(monkeypatch: pytest.Monkey
 
     for name in ("decode", "finish"):
         monkeypatch.setattr(Encoder, name, watched(name))
-    watch(federation(engine="stacked", **QUICK), 3)
+    watch(devices(engine="stacked", **QUICK), 3)
     assert {("decode", False), ("finish", True)} <= set(seen)
     assert ("decode", True) not in seen
 
 
 def test_batch_norm_statistics_are_averaged() -> None:
     """One client: the server's statistics are those that its training left; a gradient could not have told them."""
-    sites = clients((20,))
-    engine = federation(model="cnn", sites=sites, **QUICK)
-    plain = federation("fedavg", model="cnn", sites=sites, steps=2, batch=4, lr=0.1)
-    ours, theirs = play(engine, 1), play(plain, 1)
+    sites = clients(20)
+    engine = devices(model="cnn", sites=sites, **QUICK)
+    plain = devices("fedavg", model="cnn", sites=sites, steps=2, batch=4, lr=0.1)
+    ours, theirs = after(engine, 1), after(plain, 1)
     for name in engine.method.model.buffers:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
 
@@ -183,8 +156,8 @@ def test_bytes_and_the_papers_count(pixels: str, model: str, tmp_path: Path) -> 
     """
     path = tmp_path / "ledger.csv"
     ledger = Ledger(path)
-    engine = federation(model=model, pixels=pixels, ledger=ledger, **QUICK)
-    play(engine, 2)
+    engine = devices(model=model, pixels=pixels, ledger=ledger, **QUICK)
+    after(engine, 2)
     net = engine.method.model
     width, ends = {"float32": (4, 0), "float16": (2, 0), "uint8": (1, 8)}[pixels]
     layers = len({name.rpartition(".")[0] for name in net.shapes})
@@ -208,7 +181,7 @@ def test_who_missed_rounds_gets_the_updates_or_the_weights_if_they_are_smaller(t
     away = {"0": {3}, "1": {2, 3, 4}}
     path = tmp_path / "ledger.csv"
     ledger = Ledger(path)
-    engine = federation(ledger=ledger, offline=lambda id, round, exchange: round in away.get(id, ()), **QUICK)
+    engine = devices(ledger=ledger, offline=lambda id, round, exchange: round in away.get(id, ()), **QUICK)
     assert engine.method.model.size == 418
     assert engine.method.encoder.payload(2) == 4 * 140
     watch(engine, 5)
@@ -225,21 +198,21 @@ def test_who_missed_rounds_gets_the_updates_or_the_weights_if_they_are_smaller(t
 
 def test_a_late_reply_is_left_out() -> None:
     """Client 1 answers round 1 in round 3, at weights that are gone: the others' updates alone count."""
-    late = federation(delay=lambda id, round: 2 if (id, round) == ("1", 1) else 0, **QUICK)
-    away = federation(offline=lambda id, round, exchange: id == "1", **QUICK)
+    late = devices(delay=lambda id, round: 2 if (id, round) == ("1", 1) else 0, **QUICK)
+    away = devices(offline=lambda id, round, exchange: id == "1", **QUICK)
     watch(late, 3)
     watch(away, 3)
     assert storage.digest(late.state["w"]) == storage.digest(away.state["w"])
     assert late.state["held"]["1"] == 0
-    watch_on = play(late, 1)
-    assert storage.digest(watch_on) != storage.digest(play(away, 1))
+    watch_on = after(late, 1)
+    assert storage.digest(watch_on) != storage.digest(after(away, 1))
 
 
 @pytest.mark.parametrize("model", [SMALL, "cnn"])
 def test_a_single_device_hears_nothing_back_and_stays_in_step(model: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.csv"
     ledger = Ledger(path)
-    engine = federation(model=model, sites=clients((20,)), single=True, ledger=ledger, **QUICK)
+    engine = devices(model=model, sites=clients(20), single=True, ledger=ledger, **QUICK)
     for _ in range(3):
         engine.run_round()
         assert storage.digest(engine.site_states["0"]["w"]) == storage.digest(engine.state["w"])
@@ -250,38 +223,38 @@ def test_a_single_device_hears_nothing_back_and_stays_in_step(model: str, tmp_pa
 
 def test_a_single_device_is_one() -> None:
     with pytest.raises(FedgistError, match="single = true is for one client, not 3: set clients = 1"):
-        federation(single=True, **QUICK).run_round()
+        devices(single=True, **QUICK).run_round()
 
 
 def test_after_switch_2_it_is_fedavg() -> None:
     """From the weights that the images gave: the same batches, the same sums, the same bits."""
-    engine = federation(switch2=2, **QUICK)
-    play(engine, 2)
-    plain = federation("fedavg", steps=2, batch=4, lr=0.1)
+    engine = devices(switch2=2, **QUICK)
+    after(engine, 2)
+    plain = devices("fedavg", steps=2, batch=4, lr=0.1)
     plain.rounds_done, plain.states = 2, {"server": {"w": engine.state["w"]}}
-    assert storage.digest(play(engine, 2)) == storage.digest(play(plain, 2))
-    assert engine.evaluate((clients()["0"].x, clients()["0"].y)).keys() == {"accuracy"}
+    assert storage.digest(after(engine, 2)) == storage.digest(after(plain, 2))
+    assert engine.evaluate((SITES["0"].x, SITES["0"].y)).keys() == {"accuracy"}
 
 
 def test_who_was_late_at_switch_2_is_asked_again() -> None:
     """Client 1's images of round 2 are due when nobody asks for images any more: they are lost, the client is not."""
-    engine = federation(switch2=2, delay=lambda id, round: int((id, round) == ("1", 2)), **QUICK)
+    engine = devices(switch2=2, delay=lambda id, round: int((id, round) == ("1", 2)), **QUICK)
     assert [engine.run_round().answered for _ in range(4)] == [3, 3, 2, 3]
     assert engine.under_way == {}
 
 
 def test_a_fork_with_full_rounds_starts_where_the_images_ended() -> None:
     """A snapshot of a run without switch₂, restored into a run with it, goes on as if it had been set."""
-    images_only, whole = federation(**QUICK), federation(switch2=2, **QUICK)
-    play(images_only, 2)
-    fork = federation(switch2=2, **QUICK)
+    images_only, whole = devices(**QUICK), devices(switch2=2, **QUICK)
+    after(images_only, 2)
+    fork = devices(switch2=2, **QUICK)
     fork.restore(images_only.snapshot())
-    assert storage.digest(play(fork, 1)) == storage.digest(play(whole, 3))
+    assert storage.digest(after(fork, 1)) == storage.digest(after(whole, 3))
 
 
 def encode(update: Any, residual: Any, w: Any, round: int, **settings: Any) -> Any:
     """What is sent, what is decoded from it, what that loses, and the cosine."""
-    method: Any = federation(**{**QUICK, **settings}).method
+    method: Any = devices(**{**QUICK, **settings}).method
 
     async def both_ends() -> Any:
         aimed, sent, cosine = await method.encode(update, residual, w, Rng(1), round)
@@ -311,7 +284,7 @@ def test_switch_1_scales_by_the_cosine() -> None:
     w, update = some_update()
     before, _, _, cosine = encode(update, {}, w, 2, switch1=2, objective="global", iterations=20)
     after, _, _, same = encode(update, {}, w, 3, switch1=2, objective="global", iterations=20)
-    method = federation(objective="global", **QUICK).method
+    method = devices(objective="global", **QUICK).method
     with torch.no_grad():
         encoder = method.encoder  # type: ignore[attr-defined]
         whole = encoder.cosines(encoder.synthetic(before, w), *encoder.aim(update))[1]
@@ -373,7 +346,7 @@ def test_the_command_line_says_it_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sizes", "single"), [((0, 0), False), ((0,), True)])
 def test_nobody_has_data(sizes: tuple[int, ...], single: bool) -> None:
-    engine = federation(sites=clients(sizes), single=single, **QUICK)
+    engine = devices(sites=clients(*sizes), single=single, **QUICK)
     before = storage.digest(engine.state["w"])
     for _ in range(2):
         assert engine.run_round().skipped is None
@@ -383,14 +356,12 @@ def test_nobody_has_data(sizes: tuple[int, ...], single: bool) -> None:
 
 def test_more_samples_than_the_reference_are_refused() -> None:
     with pytest.raises(FedgistError, match="client 1 holds 20 samples: set n_ref"):
-        federation(n_ref=10, **QUICK).run_round()
+        devices(n_ref=10, **QUICK).run_round()
 
 
 def test_different_models_are_refused() -> None:
-    nets = {name: models.build(name, SHAPE, CLASSES) for name in ("mlp", "cnn")}
-    tofu = methods.find("tofu")
     with pytest.raises(FedgistError, match="one model for all"):
-        tofu(tofu.Config(), Task(SHAPE, CLASSES, (0.0,), (1.0,), nets, "mlp"))
+        federation("tofu", SITES, ("mlp", "cnn"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"prior": "half", "pixels": "uint8"}], ids=str)
@@ -400,10 +371,8 @@ def test_it_learns_from_synthetic_images_alone(settings: dict[str, Any]) -> None
     x = rng("noise").normal(120, *SHAPE) * 0.1
     x[torch.arange(120), 0, 2 * y, 2 * y] += 3
     sites = {str(i): ClientData(x[i::2], y[i::2], CLASSES) for i in range(2)}
-    engine = federation(
-        model="mlp:hidden=16", sites=sites, steps=8, batch=16, lr=0.1, images=8, iterations=40, **settings
-    )
-    play(engine, 6)
+    engine = devices(model="mlp:hidden=16", sites=sites, steps=8, batch=16, lr=0.1, images=8, iterations=40, **settings)
+    after(engine, 6)
     metrics = engine.evaluate((x, y))
     assert metrics["accuracy"] > 0.75  # four classes
     assert 0.3 < metrics["cosine_up"] < 1 and 0.3 < metrics["cosine_down"] < 1

@@ -19,17 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models, storage
+from fedgist import storage
+from fedgist.core.federation import Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
-from fedgist.core.task import Model, Output, Task
+from fedgist.core.task import Model, Output
 from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.learning.local_updates import effective_steps
-from fedgist.learning.optimisers import SGD
-from fedgist.learning.server_optimisers import ServerAdagrad, ServerAdam, ServerYogi
-from fedgist.options import build
+from toys import clients, federation, play
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 ALL = ("fednova", "scaffold", *ADAPTIVE)
@@ -114,34 +112,13 @@ def problem(
     return Problem(draw.integers(-8, 9, (clients, size)) / 8, h, np.array(n))
 
 
-def federation(name: str, given: Problem, outage: Any = 0.0, **settings: Any) -> LocalEngine:
-    net = Bowl(given.e.shape[1])
-    task = Task(net.input_shape, 2, (0.0,), (1.0,), {"bowl": net}, "bowl")
-    method = methods.find(name)
-    built = method(build(method.Config, settings), task)
-    runner = executor("sequential", dtype=torch.float64)
-    return LocalEngine(built, given.sites(), seed=0, executor=runner, offline=outage)
+def bowls(name: str, given: Problem, **settings: Any) -> LocalEngine:
+    return federation(name, given.sites(), Bowl(given.e.shape[1]), dtype=torch.float64, **settings)
 
 
 def after(engine: LocalEngine, rounds: int) -> np.ndarray:
-    for _ in range(rounds):
-        engine.run_round()
-    found: np.ndarray = engine.state["w"]["w"].numpy()
+    found: np.ndarray = play(engine, rounds).state["w"]["w"].numpy()
     return found
-
-
-# Effective steps
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("steps", [0, 1, 7])
-def test_effective_steps_are_what_sgd_takes(momentum: float, steps: int) -> None:
-    """The gradient of step s is the s-th unit vector, so that −w/η is the vector a itself, and Σ_s a_s its sum."""
-    optimiser, w = SGD(momentum), {"w": torch.zeros(max(1, steps), dtype=torch.float64)}
-    state = optimiser.init(w)
-    for unit in torch.eye(max(1, steps), dtype=torch.float64)[:steps]:
-        w, state = optimiser.step(w, {"w": unit}, state, 0.25)
-    assert effective_steps(steps, momentum) == pytest.approx(-w["w"].sum().item() / 0.25, rel=1e-12)
 
 
 # FedNova
@@ -151,7 +128,7 @@ def test_effective_steps_are_what_sgd_takes(momentum: float, steps: int) -> None
 def test_fednova_with_equal_steps_is_fedavg(momentum: float) -> None:
     """w − (Σ p_i a) Σ p_i (w − w_i)/a = Σ p_i w_i where all clients have the same a."""
     settings: dict[str, Any] = {"steps": 3, "batch": 2, "lr": 0.1, "momentum": momentum}
-    plain, normalised = (after(federation(name, problem(), **settings), 3) for name in ("fedavg", "fednova"))
+    plain, normalised = (after(bowls(name, problem(), **settings), 3) for name in ("fedavg", "fednova"))
     assert normalised == pytest.approx(plain, rel=1e-6)
     assert np.abs(plain).min() > 1e-3
 
@@ -162,7 +139,7 @@ def test_fednova_one_round_against_numpy() -> None:
     tau = given.n / 2
     d = (w - given.descend(w, tau, 0.1)) / tau[:, None]
     expected = w - (given.p[:, 0] @ tau) * (given.p * d).sum(0)
-    assert after(federation("fednova", given, epochs=1, batch=2, lr=0.1), 1) == pytest.approx(expected, abs=1e-7)
+    assert after(bowls("fednova", given, epochs=1, batch=2, lr=0.1), 1) == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -177,7 +154,7 @@ def test_fednova_removes_the_objective_inconsistency(momentum: float) -> None:
     moved = {}
     for lr in (0.01 / steps.max(), 0.005 / steps.max()):
         for name in ("fedavg", "fednova"):
-            engine = federation(name, given, epochs=1, batch=1, lr=lr, momentum=momentum)
+            engine = bowls(name, given, epochs=1, batch=1, lr=lr, momentum=momentum)
             engine.state["w"]["w"] = torch.tensor(start)
             moved[name, lr] = (after(engine, 1) - start) / lr
         inconsistency = (given.p * steps * (given.e - start)).sum(0)
@@ -219,7 +196,7 @@ def test_scaffold_against_numpy(active: int) -> None:
 
     given = problem()
     settings: dict[str, Any] = {"steps": 3, "batch": 2, "lr": 0.1, "server_lr": 0.5, "weighting": "uniform"}
-    engine = federation("scaffold", given, note, active=active, **settings)
+    engine = bowls("scaffold", given, offline=note, active=active, **settings)
     x = after(engine, 5)
     assert {len(chosen) for chosen in asked} == {active or 4}
     expected, c, own = scaffold_in_numpy(given, asked, steps=3, lr=0.1, server_lr=0.5)
@@ -231,7 +208,7 @@ def test_scaffold_against_numpy(active: int) -> None:
 
 def test_control_variates_stay_where_the_rate_has_fallen_to_zero() -> None:
     """(x − y_i) / (K η) says nothing about the gradient when η = 0 and y_i = x."""
-    engine = federation("scaffold", problem(), steps=3, lr=0.1, schedule="cosine", horizon=2)
+    engine = bowls("scaffold", problem(), steps=3, lr=0.1, schedule="cosine", horizon=2)
     after(engine, 2)
     before = storage.digest([engine.state["w"], {id: state["c"] for id, state in engine.site_states.items()}])
     after(engine, 2)
@@ -241,11 +218,11 @@ def test_control_variates_stay_where_the_rate_has_fallen_to_zero() -> None:
 def test_control_variates_start_at_zero() -> None:
     """So the first round is FedAvg's, and the first c that is sent is zero."""
     given, settings = problem(), {"steps": 3, "batch": 2, "lr": 0.1, "momentum": 0.5}
-    engine = federation("scaffold", given, **settings)
+    engine = bowls("scaffold", given, **settings)
     assert not engine.method.mean_control(engine.state, 4)["w"].any()  # type: ignore[attr-defined]
-    site = engine._site("0")
-    assert not site.state["c"]["w"].any()
-    assert after(engine, 1) == pytest.approx(after(federation("fedavg", given, **settings), 1), rel=1e-6)
+    me = Site("0", 1, engine.data["0"], {}, engine.rng("client", "0"), engine.info["0"])
+    assert not engine.method.client_init(me)["c"]["w"].any()
+    assert after(engine, 1) == pytest.approx(after(bowls("fedavg", given, **settings), 1), rel=1e-6)
     assert engine.state["sum of pc"]["w"].any()
 
 
@@ -265,11 +242,11 @@ def test_scaffold_reaches_the_optimum_where_fedavg_does_not(
     p = given.p if weighting == "samples" else np.full((4, 1), 0.25)
     optimum = given.optimum(p)
     settings: dict[str, Any] = {"steps": 5, "batch": 2, "lr": lr, "weighting": weighting, "momentum": momentum}
-    engine = federation("scaffold", given, active=active, **settings)
+    engine = bowls("scaffold", given, active=active, **settings)
     assert after(engine, rounds) == pytest.approx(optimum, abs=1e-4)
     for id, state in engine.site_states.items():
         assert state["c"]["w"].numpy() == pytest.approx((given.h * (optimum - given.e))[int(id)], abs=1e-3)
-    averaging = federation("fedavg", given, **settings)
+    averaging = bowls("fedavg", given, **settings)
     averaging.state["w"]["w"] = torch.tensor(optimum)
     moved = after(averaging, 1)
     assert np.abs(moved - optimum).max() > 1e-2
@@ -283,7 +260,7 @@ def test_control_variates_are_gradients_with_momentum_too() -> None:
     Dividing by K η instead would give Σ_s a_s / K times as much: 6 times for K = 20 and ρ = 0.9.
     """
     given = problem()
-    engine = federation("scaffold", given, steps=20, batch=2, lr=1e-6, momentum=0.9)
+    engine = bowls("scaffold", given, steps=20, batch=2, lr=1e-6, momentum=0.9)
     after(engine, 1)
     assert effective_steps(20, 0.9) / 20 == pytest.approx(6.047, abs=1e-3)
     for i in range(4):
@@ -304,24 +281,13 @@ SECOND_MOMENTS: dict[str, Callable[[Any, Any], Any]] = {
 def test_adaptive_servers_against_numpy(name: str) -> None:
     """Three rounds of: Δ = Σ p_i (w_i − x), m ← 0.9 m + 0.1 Δ, v, x ← x + η m/(√v + τ); at first m = 0, v = τ²."""
     given, x, m, v, tau = problem(), np.zeros(3), np.zeros(3), np.full(3, 1e-6), 1e-3
-    engine = federation(name, given, steps=3, batch=2, lr=0.1, server_lr=0.1)
+    engine = bowls(name, given, steps=3, batch=2, lr=0.1, server_lr=0.1)
     for _ in range(3):
         delta = (given.p * (given.descend(x, np.full(4, 3), 0.1) - x)).sum(0)
         m, v = 0.9 * m + 0.1 * delta, SECOND_MOMENTS[name](v, delta)
         x = x + 0.1 * m / (np.sqrt(v) + tau)
         assert after(engine, 1) == pytest.approx(x, rel=1e-5)
     assert engine.state["optimiser"]["v"]["w"].numpy() == pytest.approx(v, rel=1e-5)
-
-
-def test_the_three_second_moments() -> None:
-    """For v = 1: Adagrad adds Δ²; Adam goes (1 − β₂) of the way to Δ²; Yogi goes (1 − β₂) Δ² towards it, up or down."""
-    v, square = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.25, 1.0, 4.0])
-    for optimiser, expected in (
-        (ServerAdagrad(), [1.25, 2.0, 5.0]),
-        (ServerAdam(beta2=0.9), [0.925, 1.0, 1.3]),
-        (ServerYogi(beta2=0.9), [0.975, 1.0, 1.4]),
-    ):
-        assert optimiser.second_moment(v, square).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
@@ -331,26 +297,15 @@ def test_a_large_tau_is_fedavg(name: str) -> None:
     Adam's v falls to β₂³ τ² in three rounds, so that with β₂ = 0.9999 it agrees to about 1e-4.
     """
     given, settings = problem(), {"steps": 3, "batch": 2, "lr": 0.1}
-    adaptive = federation(name, given, beta1=0.0, beta2=0.9999, tau=1e5, server_lr=2e5, **settings)
-    expected = after(federation("fedavg", given, **settings), 3)
+    adaptive = bowls(name, given, beta1=0.0, beta2=0.9999, tau=1e5, server_lr=2e5, **settings)
+    expected = after(bowls("fedavg", given, **settings), 3)
     assert after(adaptive, 3) == pytest.approx(expected, rel=2e-4 if name == "fedadam" else 1e-6)
 
 
 # All of them, on nets
 
 
-def images(sizes: tuple[int, ...] = (7, 20, 3)) -> dict[str, ClientData]:
-    rng = Rng(3)
-    return {
-        str(i): ClientData(rng("x", i).normal(n, 1, 8, 8), rng("y", i).integers(4, n), 4) for i, n in enumerate(sizes)
-    }
-
-
-def net_federation(name: str, model: str, sites: Any = None, ledger: Any = None, **settings: Any) -> LocalEngine:
-    net = models.build(model, (1, 8, 8), 4)
-    method = methods.find(name)
-    built = method(build(method.Config, settings), Task((1, 8, 8), 4, (0.0,), (1.0,), {model: net}, model))
-    return LocalEngine(built, sites or images(), seed=0, executor=executor("sequential"), ledger=ledger)
+SITES = clients(7, 20, 3)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -361,7 +316,7 @@ def test_wire_sizes(name: str, model: str, tmp_path: Path) -> None:
     Not counted in the papers: p_i (4 bytes), and SCAFFOLD's `joined` (8) and `joined_p` (4).
     """
     with_ledger = Ledger(tmp_path / "ledger.csv")
-    engine = net_federation(name, model, ledger=with_ledger, steps=1, batch=4)
+    engine = federation(name, SITES, model, ledger=with_ledger, steps=1, batch=4)
     engine.run_round()
     with_ledger.close()
     net = engine.method.model
@@ -379,7 +334,7 @@ def test_wire_sizes(name: str, model: str, tmp_path: Path) -> None:
 def test_batch_norm_statistics_are_averaged_as_in_fedavg(name: str) -> None:
     """The local training of the first round is FedAvg's (SCAFFOLD's c are zero), so the mean statistics are too."""
     settings = {"steps": 2, "batch": 4, "lr": 0.05}
-    plain, engine = (net_federation(which, "cnn", **settings) for which in ("fedavg", name))
+    plain, engine = (federation(which, SITES, "cnn", **settings) for which in ("fedavg", name))
     for federated in (plain, engine):
         federated.run_round()
     buffers = engine.method.model.buffers
@@ -393,7 +348,7 @@ def test_batch_norm_statistics_are_averaged_as_in_fedavg(name: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", *ALL])
 @pytest.mark.parametrize("option", [{"share": "head"}, {"batch_norm": "local"}])
 def test_parts_that_stay_at_home(name: str, option: dict[str, str]) -> None:
-    engine = net_federation(name, "cnn", steps=2, batch=4, active=2, **option)
+    engine = federation(name, SITES, "cnn", steps=2, batch=4, active=2, **option)
     before = set(engine.state["w"])
     for _ in range(3):
         engine.run_round()
@@ -402,11 +357,9 @@ def test_parts_that_stay_at_home(name: str, option: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_clients_without_data_change_nothing(name: str) -> None:
-    sites = images((7, 0, 0))
-    alone = net_federation(name, "mlp", {"0": sites["0"]}, steps=2, batch=4)
-    together, nobody = (
-        net_federation(name, "mlp", which, steps=2, batch=4) for which in (sites, {k: sites[k] for k in "12"})
-    )
+    sites = clients(7, 0, 0)
+    alone = federation(name, {"0": sites["0"]}, steps=2, batch=4)
+    together, nobody = (federation(name, which, steps=2, batch=4) for which in (sites, {k: sites[k] for k in "12"}))
     before = {key: value.clone() for key, value in nobody.state["w"].items()}
     for _ in range(2):
         for engine in (alone, together, nobody):
@@ -427,4 +380,4 @@ def test_clients_without_data_change_nothing(name: str) -> None:
 )
 def test_what_would_be_wrong_is_refused(name: str, option: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        net_federation(name, "mlp", **option)
+        federation(name, SITES, **option)

@@ -6,46 +6,32 @@ from typing import Any
 import pytest
 import torch
 
-from fedgist import methods, models, storage
+from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
-from fedgist.core.rng import Rng
-from fedgist.core.task import Task
-from fedgist.data.client_data import ClientData
-from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
-from fedgist.options import build
 from fedgist.privacy.transcript import Transcript, update_of
 from fedgist.synthesis.encoded_updates import apply_update
+from toys import SHAPE, clients, federation
 
-SHAPE, CLASSES = (1, 8, 8), 4
 QUICK: dict[str, Any] = {"steps": 2, "batch": 4, "lr": 0.1}
 TOFU = QUICK | {"images": 2, "iterations": 2}
 
 
-def federation(
-    folder: Path, name: str, sizes: tuple[int, ...], record: Any = ("all",), offline: Any = 0.0, site: str = "{}",
-    **settings: Any,
-) -> tuple[LocalEngine, Transcript]:  # fmt: skip
-    net = models.build("mlp", SHAPE, CLASSES, hidden=(6,))
-    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {"mlp": net}, "mlp")
-    method = methods.find(name)(build(methods.find(name).Config, settings), task)
-    rng = Rng(3)
-    sites = {
-        site.format(i): ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
-        for i, n in enumerate(sizes)
-    }
+def watched(
+    folder: Path, name: str, sizes: tuple[int, ...], record: Any = ("all",), site: str = "{}", **given: Any
+) -> tuple[LocalEngine, Transcript]:
     ledger = Ledger(record=record, transcript=folder)
-    engine = LocalEngine(method, sites, seed=0, executor=executor("sequential"), ledger=ledger, offline=offline)
-    return engine, Transcript(folder, method)
+    engine = federation(name, clients(*sizes, name=site), "mlp:hidden=6", ledger=ledger, **given)
+    return engine, Transcript(folder, engine.method)
 
 
 @pytest.mark.parametrize("pixels", ["float32", "uint8"])
 def test_tofu_weights_before_are_those_of_the_client(pixels: str, tmp_path: Path) -> None:
     """Bit for bit, in every round, for clients that come and go (updates missed, weights instead)."""
     away = {("0", 3), ("1", 2), ("1", 3), ("1", 4)}
-    engine, transcript = federation(
+    engine, transcript = watched(
         tmp_path, "tofu", (7, 20, 3), offline=lambda id, round, exchange: (id, round) in away, pixels=pixels, **TOFU
     )
     for round in range(1, 6):
@@ -59,7 +45,7 @@ def test_tofu_weights_before_are_those_of_the_client(pixels: str, tmp_path: Path
 
 def test_tofu_update_is_what_the_receiver_applied(tmp_path: Path) -> None:
     """A single device and its server both move by the decoded update and by nothing else."""
-    engine, transcript = federation(tmp_path, "tofu", (20,), single=True, **TOFU)
+    engine, transcript = watched(tmp_path, "tofu", (20,), single=True, **TOFU)
     for round in (1, 2, 3):
         engine.run_round()
         seen = update_of(transcript, "0", round)
@@ -71,8 +57,8 @@ def test_tofu_update_is_what_the_receiver_applied(tmp_path: Path) -> None:
 
 def test_full_rounds_of_tofu_and_fedavg_show_the_raw_update(tmp_path: Path) -> None:
     """With one client the server's new weights are the client's, to the rounding of p w on the wire."""
-    fedavg, raw = federation(tmp_path / "fedavg", "fedavg", (20,), **QUICK)
-    tofu, full = federation(tmp_path / "tofu", "tofu", (20,), switch2=0, **TOFU)
+    fedavg, raw = watched(tmp_path / "fedavg", "fedavg", (20,), **QUICK)
+    tofu, full = watched(tmp_path / "tofu", "tofu", (20,), switch2=0, **TOFU)
     for engine, transcript in ((fedavg, raw), (tofu, full)):
         engine.run_round()
         seen = update_of(transcript, "0", 1)
@@ -83,7 +69,7 @@ def test_full_rounds_of_tofu_and_fedavg_show_the_raw_update(tmp_path: Path) -> N
 
 def test_sites_may_have_dashes_in_their_names(tmp_path: Path) -> None:
     """And a name that is the end or the beginning of another is not taken for it."""
-    engine, transcript = federation(tmp_path, "fedavg", (20, 20), site="hospital-{}", **QUICK)
+    engine, transcript = watched(tmp_path, "fedavg", (20, 20), site="hospital-{}", **QUICK)
     engine.run_round()
     for id in ("hospital-0", "hospital-1"):
         assert [kept.tag for kept in transcript.between("server", id)] == ["global_model.Global"]
@@ -101,7 +87,7 @@ def test_sites_may_have_dashes_in_their_names(tmp_path: Path) -> None:
     ],
 )
 def test_what_was_not_recorded_is_said(name: str, record: tuple[str, ...], line: str, tmp_path: Path) -> None:
-    engine, transcript = federation(tmp_path, name, (20,), record=record, **(TOFU if name == "tofu" else QUICK))
+    engine, transcript = watched(tmp_path, name, (20,), record=record, **(TOFU if name == "tofu" else QUICK))
     for _ in range(3):
         engine.run_round()
     with pytest.raises(FedgistError, match=f"{line}.*run again with --record all"):
@@ -109,7 +95,7 @@ def test_what_was_not_recorded_is_said(name: str, record: tuple[str, ...], line:
 
 
 def test_rounds_that_are_there_are_named(tmp_path: Path) -> None:
-    engine, transcript = federation(
+    engine, transcript = watched(
         tmp_path, "fedavg", (20, 20), offline=lambda id, round, exchange: (id, round) == ("0", 2), **QUICK
     )
     for _ in range(4):
@@ -120,14 +106,14 @@ def test_rounds_that_are_there_are_named(tmp_path: Path) -> None:
 
 def test_a_client_without_data_has_nothing_to_find(tmp_path: Path) -> None:
     for name, settings in (("fedavg", QUICK), ("tofu", TOFU)):
-        engine, transcript = federation(tmp_path / name, name, (0, 20), **settings)
+        engine, transcript = watched(tmp_path / name, name, (0, 20), **settings)
         engine.run_round()
         with pytest.raises(FedgistError, match="client 0 holds no data"):
             update_of(transcript, "0", 1)
 
 
 def test_only_heads_are_not_enough(tmp_path: Path) -> None:
-    engine, transcript = federation(tmp_path, "fedavg", (20,), share="head", **QUICK)
+    engine, transcript = watched(tmp_path, "fedavg", (20,), share="head", **QUICK)
     engine.run_round()
     with pytest.raises(FedgistError, match="needs all weights on the wire"):
         update_of(transcript, "0", 1)

@@ -1,6 +1,5 @@
 """The stacked engine equals the sequential one, stacks what is equal, and copies nothing that is shared."""
 
-import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,42 +7,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import methods, models, storage
+from fedgist import storage
 from fedgist.core import tree
-from fedgist.core.rng import Rng
-from fedgist.core.task import Task
 from fedgist.core.work import Chunks, Place, Pool, Scan, compute, execute, gradient, scan, stacked
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
-from fedgist.engines.local import LocalEngine, run_rounds
+from fedgist.engines.local import run_rounds
 from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked, programs
-from fedgist.engines.stacked.columns import Column, PoolCache, collect_columns
+from fedgist.engines.stacked.columns import Column, PoolCache
 from fedgist.engines.stacked.executor import split_evenly
-from fedgist.engines.stacked.flat_work import flatten
 from fedgist.engines.stacked.grouping import Group
-from fedgist.options import build
+from toys import SHAPE, clients, federation
 
-SHAPE, CLASSES = (1, 8, 8), 4
 EPS = torch.finfo(torch.float32).eps
 HERE = Place()
 
 
-def clients(*sizes: int) -> dict[str, ClientData]:
-    rng = Rng(3)
-    return {
-        f"{i:02d}": ClientData(rng("x", i).normal(n, *SHAPE), rng("y", i).integers(CLASSES, n), CLASSES)
-        for i, n in enumerate(sizes)
-    }
+def sites(*sizes: int) -> dict[str, ClientData]:
+    return clients(*sizes, name="{:02d}")
 
 
-def federation(
-    runner: Any, sites: dict[str, ClientData], model: str = "mlp", method: str = "fedavg", seed: int = 0, **options: Any
-) -> LocalEngine:
-    found = methods.find(method)
-    settings = {"batch": 8, "lr": 0.1, **options}
-    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), {model: models.build(model, SHAPE, CLASSES)}, model)
-    return LocalEngine(found(build(found.Config, settings), task), sites, seed=seed, executor=runner)
+def train(runner: Any, data: dict[str, ClientData], method: str = "fedavg", nets: Any = "mlp", **given: Any) -> Any:
+    return federation(method, data, nets, engine=runner, **{"batch": 8, "lr": 0.1, **given})
 
 
 def floats(what: Any) -> Tensor:
@@ -92,13 +78,13 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 SEVEN = (20, 30, 17, 25, 40, 9, 24)
 CASES: dict[str, dict[str, Any]] = {
     "steps": {"steps": 4},
-    "BatchNorm": {"steps": 4, "model": "cnn"},
-    "local BatchNorm": {"steps": 4, "model": "cnn", "batch_norm": "local"},
+    "BatchNorm": {"steps": 4, "nets": "cnn"},
+    "local BatchNorm": {"steps": 4, "nets": "cnn", "batch_norm": "local"},
     "ragged epochs": {"epochs": 2, "momentum": 0.9},
     "kept momentum": {"steps": 3, "momentum": 0.9, "keep_momentum": True},
     "Adam": {"steps": 3, "optimiser": "adam", "keep_momentum": True, "lr": 0.01},
     "clipped": {"steps": 3, "clip": 0.5},
-    "moved images": {"epochs": 1, "crop": 2, "flip": True, "model": "cnn"},
+    "moved images": {"epochs": 1, "crop": 2, "flip": True, "nets": "cnn"},
     "proximal": {"steps": 3, "method": "fedprox", "mu": 0.5},
     "clients' own models": {"epochs": 1, "method": "independent"},
 }
@@ -106,9 +92,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_equals_sequential(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    sites = clients(*SEVEN)
+    data = sites(*SEVEN)
     runners = [Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=2)]
-    exact, plain, quick = (federation(runner, sites, **CASES[case]) for runner in runners)
+    exact, plain, quick = (train(runner, data, **CASES[case]) for runner in runners)
     for engine in (exact, plain, quick):
         engine.run_round()
         engine.run_round()
@@ -121,9 +107,9 @@ def test_equals_sequential(case: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_clients_without_samples(caplog: pytest.LogCaptureFixture) -> None:
     """They return what they got, bit for bit, and the others are stacked without them."""
-    sites = clients(0, 20, 0, 1, 30)
+    data = sites(0, 20, 0, 1, 30)
     runners = [Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=1)]
-    exact, plain, quick = (federation(runner, sites, epochs=1, keep_momentum=True, momentum=0.9) for runner in runners)
+    exact, plain, quick = (train(runner, data, epochs=1, keep_momentum=True, momentum=0.9) for runner in runners)
     for engine in (exact, plain, quick):
         engine.run_round()
     assert not caplog.records
@@ -182,27 +168,6 @@ def test_inputs_made_piece_by_piece() -> None:
         torch.testing.assert_close(result, execute(work, HERE))
 
 
-@pytest.mark.parametrize("made", [False, True])
-def test_a_stack_of_one_client(made: bool) -> None:
-    """What a GPU does with a single client, so that its steps can be recorded; and traced, to compile them."""
-
-    def step(carry: Any, x: Any, pool: Any, scale: Tensor) -> Any:
-        return {"w": carry["w"] * scale + pool["x"][x["index"]].sum()}
-
-    def plan(seed: int, first: int, count: int) -> Any:
-        return {"index": (torch.arange(first, first + count) % 5)[:, None]}
-
-    xs = Chunks(plan, 0, 40) if made else plan(0, 0, 40)
-    works = [Scan(step, {"w": torch.ones(3)}, xs, (Pool(x=torch.arange(n)), torch.tensor(0.9))) for n in (5, 8)]
-    groups = [Group([flatten(work, HERE)]) for work in works]
-    call = programs.Vectorised(groups[0])
-    quick = programs.trace(call, groups[0], HERE, PoolCache())
-    for work, group in zip(works, groups, strict=True):
-        for run in (call, quick):
-            (found,) = call.split(programs.run_scan(run, group, HERE, PoolCache()), 1)
-            assert torch.equal(found["w"], execute(work, HERE)["w"])
-
-
 def test_gradients_are_stacked() -> None:
     points = [torch.tensor([1.0, 2.0]) * n for n in range(1, 4)]
     found = Stacked().drive([compute(Affine(2.0).gradient, at) for at in points])
@@ -212,29 +177,15 @@ def test_gradients_are_stacked() -> None:
 
 def test_different_architectures_fall_apart(stacks: list[int]) -> None:
     """Five clients with two kinds of net: two groups, and each client's result is its own."""
-    sites = clients(20, 20, 20, 20, 20)
-    names = ["mlp:feature_size=8", "mlp:feature_size=6"]
-    nets = [models.build("mlp", SHAPE, CLASSES, feature_size=n) for n in (8, 6)]
-    found = methods.find("independent")
-    task = Task(SHAPE, CLASSES, (0.0,), (1.0,), dict(zip(names, nets, strict=True)), names[0])
-    info = {id: {"model": names[i % 2]} for i, id in enumerate(sites)}
-    engines = [
-        LocalEngine(found(build(found.Config, {"steps": 3, "batch": 8}), task), sites, seed=0, executor=run, info=info)
-        for run in (Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=1))
-    ]
+    data = sites(20, 20, 20, 20, 20)
+    nets = ("mlp:feature_size=8", "mlp:feature_size=6")
+    runners = (Sequential(Place(dtype=torch.float64)), Sequential(), Stacked(workers=1))
+    engines = [train(runner, data, "independent", nets, steps=3) for runner in runners]
     for engine in engines:
         engine.run_round()
     exact, plain, quick = (engine.site_states for engine in engines)
     assert all(as_near_to_the_truth(exact[id], plain[id], quick[id]) for id in plain)
     assert stacks == [3, 2]
-
-
-def test_shared_arguments_are_not_copied() -> None:
-    weights, own = torch.zeros(1000), [torch.zeros(1), torch.ones(1)]
-    shared, apart = collect_columns([[weights, mine] for mine in own])
-    assert shared.dim is None
-    assert shared.stacked(HERE).data_ptr() == weights.data_ptr()
-    assert (apart.dim, apart.stacked(HERE).tolist()) == (0, [[0.0], [1.0]])
 
 
 def test_the_same_request_of_all_is_done_once() -> None:
@@ -251,24 +202,6 @@ def test_the_same_request_of_all_is_done_once() -> None:
     assert (len(calls), second.tolist()) == (1, [2.0, 2.0])
 
 
-def test_pools_stay_while_their_clients_live() -> None:
-    resident = PoolCache()
-    tensors = [torch.ones(n, 2) for n in (3, 1, 2)]
-    pool = resident.get(Column(tensors, pooled=True), HERE)
-    assert pool.shape == (3, 3, 2)
-    assert pool[1].tolist() == [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
-    assert resident.get(Column(tensors, pooled=True), HERE) is pool
-    assert resident.get(Column(tensors[:2], pooled=True), HERE) is not pool, "other clients, another stack"
-    again = resident.get(Column(tensors, pooled=True), HERE)
-    assert again is not pool, "a tensor is in one stack only"
-    assert len(resident) == 1
-    tensors[0].zero_()
-    assert resident.get(Column(tensors, pooled=True), HERE)[0].sum() == 0, "stacked anew after a change"
-    del tensors
-    gc.collect()
-    assert len(resident) == 0
-
-
 def test_data_are_stacked_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     pools: list[tuple[int, ...]] = []
     stack = Column.stacked
@@ -279,7 +212,7 @@ def test_data_are_stacked_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -
         return made
 
     monkeypatch.setattr(Column, "stacked", note)
-    engine = federation(Stacked(workers=1), clients(*SEVEN), steps=2)
+    engine = train(Stacked(workers=1), sites(*SEVEN), steps=2)
     engine.run_round()
     engine.run_round()
     assert sorted(pools) == [(7, 40), (7, 40, *SHAPE)], "labels and images"
@@ -287,13 +220,13 @@ def test_data_are_stacked_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch) -
 
 def test_several_seeds_together(stacks: list[int]) -> None:
     """Two seeds driven together give what they give apart, in half as many stacked calls."""
-    sites, runner = clients(20, 20, 20), Stacked(workers=1)
-    together = [federation(runner, sites, seed=seed, steps=2) for seed in (0, 1)]
+    data, runner = sites(20, 20, 20), Stacked(workers=1)
+    together = [train(runner, data, seed=seed, steps=2) for seed in (0, 1)]
     run_rounds(together)
     assert stacks == [6]
     for seed, engine in enumerate(together):
         exact, alone = (
-            federation(Sequential(Place(dtype=d)), sites, seed=seed, steps=2) for d in (torch.float64, torch.float32)
+            train(Sequential(Place(dtype=d)), data, seed=seed, steps=2) for d in (torch.float64, torch.float32)
         )
         exact.run_round(), alone.run_round()
         assert as_near_to_the_truth(exact.state, alone.state, engine.state)
@@ -440,7 +373,7 @@ def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.
         ends = []
         for runner, worth in ((tracing, 1), (Stacked(workers=1), 1000)):
             monkeypatch.setattr("fedgist.engines.stacked.executor.WORTH_TRACING", worth)
-            engine = federation(runner, clients(*sizes), steps=3, momentum=0.9)
+            engine = train(runner, sites(*sizes), steps=3, momentum=0.9)
             engine.run_round()
             ends.append(storage.digest(engine.state))
         assert ends[0] == ends[1]
@@ -474,7 +407,7 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     """One compiled object for each stack; a compiler that fails is said once and done without."""
     given: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda graph, dynamic: given.append(graph) or graph)
-    plain, found = (federation(executor(name), clients(*[20] * 4), steps=3) for name in ("stacked", "compiled"))
+    plain, found = (train(executor(name), sites(*[20] * 4), steps=3) for name in ("stacked", "compiled"))
     for engine in (plain, found):
         engine.run_round()
         engine.run_round()
@@ -485,7 +418,7 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         raise RuntimeError("no C++ compiler here")
 
     monkeypatch.setattr(torch, "compile", fail)
-    broken = federation(executor("compiled"), clients(*[20] * 4), steps=3)
+    broken = train(executor("compiled"), sites(*[20] * 4), steps=3)
     broken.run_round()
     assert [record.getMessage() for record in caplog.records] == [
         "Trainer.step cannot be compiled: no C++ compiler here"

@@ -1,0 +1,151 @@
+"""A server whose sites answer in bytes: who is lost, what is a failure of one, when a run stops, what is kept."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asking import TASK, Asking, Config, host
+from fedgist.core.errors import FedgistError
+from fedgist.engines import executor
+from fedgist.federation.protocol.envelope import (
+    Question,
+    Ready,
+    Refusal,
+    Reply,
+    seal,
+)
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, ask_introductions
+
+
+class Wire:
+    """Hands envelopes to hosts that live here."""
+
+    def __init__(self, folder: Path, act: str = "", sites: str = "abc"):
+        self.hosts = {id: host(folder, id, act) for id in sites}
+        self.asked: list[tuple[str, ...]] = []
+        self.spoil: Callable[[str, bytes], bytes | Lost | None] = lambda id, data: data
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        self.asked.append(tuple(requests))
+        came = {id: self.spoil(id, self.hosts[id].handle(data)) for id, data in requests.items()}
+        return {id: answer for id, answer in came.items() if answer is not None}
+
+
+def engine(wire: Wire, **patience: Any) -> RemoteEngine:
+    info = {id: {"model": "none"} for id in wire.hosts}
+    method = Asking(Config(), TASK)
+    return RemoteEngine(method, wire, info, seed=0, executor=executor("sequential"), patience=Patience(**patience))
+
+
+def test_a_lost_site_is_named_and_not_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    wire.spoil = lambda id, data: Lost("did not answer within 5 s") if id == "b" else data
+    report = federation.run_round()
+    assert (report.answered, list(report.missing)) == (2, ["b"])
+    assert "round 2: site b did not answer within 5 s" in caplog.text
+    federation.run_round()
+    assert wire.asked[-1] == ("a", "c")
+    assert federation.state["asked"] == {"a": 3, "c": 3}
+    assert federation.run_round().missing == {"b": "did not answer within 5 s"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda data: data[:-1], "sent what cannot be used"),
+        (lambda data: b"", "not an envelope"),
+        (lambda data: seal(Reply("run-1", "v", "t", True)), "it answers another request"),
+        (lambda data: seal(Ready()), "expected Reply, got Ready"),
+        (lambda data: seal(Refusal(True, "its policy forbids it")), "refused: its policy forbids it"),
+    ],
+)
+def test_a_bad_reply_is_that_sites_failure(spoil: Any, why: str, tmp_path: Path, caplog: Any) -> None:
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    wire.spoil = lambda id, data: spoil(data) if id == "b" else data
+    report = federation.run_round()
+    assert report.answered == 2 and why in report.missing["b"] and why in caplog.text
+    wire.spoil = lambda id, data: data
+    federation.run_round()
+    assert federation.state["asked"] == {"a": 3, "b": 2, "c": 3}  # what b did in round 2 left no trace
+
+
+def test_a_sum_of_different_shapes_goes_on_without_the_odd_one(tmp_path: Path) -> None:
+    report = engine(Wire(tmp_path, "misfit")).run_round()
+    assert report.answered == 2
+    assert "another shape than the others" in report.missing["b"]
+
+
+def test_everybody_fails_and_the_round_is_skipped(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    before = federation.digest(), dict(federation.versions)
+    wire.spoil = lambda id, data: b""
+    assert "0 of 3 answered Pong" in (federation.run_round().skipped or "")
+    wire.spoil = lambda id, data: data
+    assert federation.versions == before[1]
+    assert federation.run_round().skipped is None
+    assert set(federation.state["asked"].values()) == {2}
+
+
+def test_the_first_answers_may_be_enough(tmp_path: Path) -> None:
+    """Who comes too late is not lost: it is asked again, from the state that was last accepted."""
+    assert [Patience(enough=0.5).count(asked, 1) for asked in (1, 3, 4)] == [1, 2, 2]
+    assert Patience(enough=0.1).count(10, 3) == 3
+    wire = Wire(tmp_path)
+    federation = engine(wire, enough=0.5)
+    wire.spoil = lambda id, data: None if id == "c" and len(wire.asked) == 2 else data
+    assert "not among the first" in federation.run_round().missing["c"]
+    federation.run_round()
+    assert federation.state["asked"] == {"a": 2, "b": 2, "c": 1}
+
+
+def test_too_few_sites_to_begin_with(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
+    with pytest.raises(FedgistError, match=r"fewer than 3 sites are left \(b: refused: its policy does not allow"):
+        engine(wire, sites=3).run_round()
+    assert engine(wire, sites=2).run_round().answered == 2
+
+
+def test_a_run_that_has_lost_its_sites_stops(tmp_path: Path) -> None:
+    """It does not skip the rounds that are left, so that --resume finds them still to be done."""
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    wire.spoil = lambda id, data: Lost("is switched off")
+    with pytest.raises(FedgistError, match=r"fewer than 1 sites are left .a: is switched off; b: .*--resume"):
+        federation.run_round()
+    assert federation.rounds_done == 1
+
+
+def test_introductions(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    wire.hosts["a"] = host(tmp_path, "a", model="lenet5")
+    wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
+    found = ask_introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
+    assert (found["a"], found["c"]) == ("lenet5", "")
+    assert isinstance(found["b"], Lost) and "policy" in found["b"].why
+
+
+def test_sites_keep_what_the_last_two_snapshots_need(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    for _ in range(4):
+        federation.run_round()
+        snapshot = federation.snapshot()
+    for _ in range(3):
+        federation.run_round()
+    folder = tmp_path / "a" / "runs" / federation.run
+    kept = {path.stem for path in folder.glob("*.safetensors")}
+    assert kept == {f"round-{round:06d}-000000" for round in (3, 4, 6, 7)}  # 6: round 7 might have been skipped
+    federation.restore(snapshot)
+    federation.run_round()
+    assert federation.state["asked"] == {"a": 5, "b": 5, "c": 5}
