@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedgist.core import tree
 from fedgist.core.rng import Rng
 from fedgist.core.work import stacking
 from fedgist.learning.optimisers import SGD, Adam, Optimiser, optimiser
@@ -30,9 +31,8 @@ def test_against_torch(ours: Optimiser, theirs: type, settings: dict[str, object
         if under_vmap:
             with stacking():
                 one = torch.func.vmap(ours.step, in_dims=(0, 0, 0, None))
-                add = lambda tree: torch.utils._pytree.tree_map(lambda t: t[None], tree)  # noqa: E731
-                stacked = one(add(w), add(grads), add(state), lr)
-            w, state = torch.utils._pytree.tree_map(lambda t: t[0], stacked)
+                stacked = one(*tree.map(lambda t: t[None], (w, grads, state)), lr)
+            w, state = tree.map(lambda t: t[0], stacked)
         else:
             w, state = ours.step(w, grads, state, lr)
         for name, value in reference.items():

@@ -307,22 +307,6 @@ def test_a_message_larger_than_the_weights_is_said(caplog: pytest.LogCaptureFixt
     assert line in caplog.text  # 77 · 795 + 5 = 61,220, and 78 · 795 + 5 = 62,015
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (models.build("mlp", (1, 28, 28), 10, hidden=1), "; 1 image would be smaller"),  # 797 numbers, 805 weights
-        (models.build("resnet9", (3, 32, 32), 10, width=1, feature_size=2), "; not even one image would be smaller"),
-    ],
-)
-def test_it_is_said_how_many_images_would_be_smaller(
-    model: models.Model, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Found among any number of images, without counting them up."""
-    task, tofu = Task(model.input_shape, 10, (0.0,), (1.0,), {"m": model}, "m"), methods.find("tofu")
-    tofu(build(tofu.Config, {"images": 2**40}), task)
-    assert said in caplog.text
-
-
 def test_the_command_line_says_it_too(tmp_path: Path) -> None:
     """In a process of its own, because a test's own logging would keep the line from standard error."""
     options = (

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fedgist import methods, models, options
+from fedgist.core import tree
 from fedgist.core.federation import Answers, Ask
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Task
+from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
 from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
@@ -142,7 +144,13 @@ def received(engine: LocalEngine) -> list[Answers]:
 
 
 def play(engine: LocalEngine, rounds: int = 1) -> LocalEngine:
-    """So many rounds, none of which may be skipped."""
+    """So many rounds, none of which may be skipped, or lead to what is not a number."""
     for _ in range(rounds):
         assert engine.run_round().skipped is None
+    assert not engine.diverged()
     return engine
+
+
+def apart(one: Tree, other: Tree) -> float:
+    """The norm of the difference."""
+    return float(tree.norm(tree.sub(one, other)))
