@@ -119,3 +119,24 @@ def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
         federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
         for site in federation.sites:
             assert len(site_setup.read_images(path / "data" / site / dataset)[0].labels) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
+        ("mlp:hidden=8000x8000", "has 64.6 million weights, more than a run bears"),
+        ("\x1b[2Jmlp", "unknown model '[2Jmlp'"),
+    ],
+)
+def test_a_site_with_an_impossible_model_is_left_out(
+    model: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, and everybody else goes on."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+    run(tmp_path, {"a": "cnn", "b": model})
+    assert "site b does not take part" in caplog.text and why in caplog.text and "\x1b" not in caplog.text
+    (path,) = (tmp_path / "runs").iterdir()
+    assert [row["answered"] for row in RunFolder(path).rows()] == [1, 1, 1]

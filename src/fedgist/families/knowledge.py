@@ -55,7 +55,7 @@ class Train:
 class Trained:
     """The weight p_k = n_k / n_ref."""
 
-    p: float = wire(additive=True, paper=False)
+    p: float = wire(additive=True, paper=False, low=0, high=1)
 
 
 @message

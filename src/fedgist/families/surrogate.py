@@ -62,8 +62,8 @@ class Images:
     """S_k: images and labels, all of them visible; how many samples each class has, only where images weigh by it."""
 
     images: Tensor = wire(float32, float16, uint8, shape=("images", "channels", "height", "width"))
-    labels: Tensor = wire(int64, shape=("images",), paper=False)
-    counts: Params = wire(shape="shown counts", paper=False)
+    labels: Tensor = wire(int64, shape=("images",), paper=False, low=0, below="classes")
+    counts: Params = wire(shape="shown counts", paper=False, low=0)
 
 
 Options = TypeVar("Options", bound=SurrogateOptions)

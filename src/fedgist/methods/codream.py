@@ -42,7 +42,7 @@ class Dreams:
     """The dreams x̂, or the codes and the generator that make them; reply in this unit, in so many bits."""
 
     v: fg.Params = fg.wire(fg.float32, fg.float16, shape="dreams")
-    unit: float = fg.wire(paper=False)
+    unit: float = fg.wire(paper=False, low=0)
     bits: int = fg.wire(torch.int64, paper=False)
 
 
@@ -50,8 +50,8 @@ class Dreams:
 class DreamUpdate:
     """The gradient of ℓ̃_k (or what M local steps did to the dreams) times p_k / unit, and p_k / unit."""
 
-    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True)
-    p: float = fg.wire(additive=True, paper=False)
+    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p")
+    p: float = fg.wire(additive=True, paper=False, low=0)
 
 
 @fg.message
@@ -65,8 +65,8 @@ class Label:
 class SoftLabels:
     """p_k times what the client's model says about the dreams, and p_k."""
 
-    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True)
-    p: float = fg.wire(additive=True, paper=False)
+    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
 
 
 @fg.message
@@ -94,7 +94,7 @@ class ShownModel:
     """A client's model and p_k, which the server sees."""
 
     w: fg.Params
-    p: float = fg.wire(paper=False)
+    p: float = fg.wire(paper=False, low=0, high=1)
 
 
 class CoDream(fg.Taught[Config]):
@@ -141,7 +141,7 @@ class CoDream(fg.Taught[Config]):
         warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")
 
     def bounds(self, model: str) -> fg.Bounds:
-        sizes = {"count": self.config.dreams, "size": math.prod(self.space.shape)}
+        sizes = {"count": self.config.dreams, "size": fg.Exactly(math.prod(self.space.shape))}
         return {**super().bounds(model), "dreams": self.space.shapes, **sizes}
 
     def traffic(self) -> int:

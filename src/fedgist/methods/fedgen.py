@@ -99,11 +99,11 @@ class Upload:
     """θ_k and c_k (line 11): the head to see, the extractor as p_k θ_k to sum; p_k = n_k / n_ref."""
 
     head: fg.Params = fg.wire(shape="head")
-    extractor: fg.Params = fg.wire(shape="extractor", additive=True)
-    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False)
-    counts: fg.Params = fg.wire(shape="summed counts", additive=True)
-    own_counts: fg.Params = fg.wire(shape="shown counts")
-    p: float = fg.wire(paper=False)
+    extractor: fg.Params = fg.wire(shape="extractor", additive=True, per="p")
+    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False, per="p")
+    counts: fg.Params = fg.wire(shape="summed counts", additive=True, low=0)
+    own_counts: fg.Params = fg.wire(shape="shown counts", low=0)
+    p: float = fg.wire(paper=False, low=0, high=1)
 
 
 class FedGen(fg.GlobalModel[Config]):

@@ -59,9 +59,9 @@ class Lesson:
     """Learn from these: t̄^c for the classes that are known, and observations t^c_m for those that were observed."""
 
     means: Tensor = fg.wire(shape=("global", "classes", "features"))
-    known: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    known: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
     observations: Tensor = fg.wire(shape=("down", "classes", "features"))
-    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
 
 
 @fg.message
@@ -73,10 +73,10 @@ class Fetch:
 class Representations:
     """Sums of features by class with their counts, seen only as totals; and observations, means of a few features."""
 
-    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True)
-    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
+    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True, per="counts")
+    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0)
     observations: Tensor = fg.wire(shape=("up", "classes", "features"))
-    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
 
 
 class RepresentationSharing(fg.OwnModel[Config]):
@@ -114,8 +114,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
                 raise fg.FedgistError(f"classes: {last} is no class, the last one is {task.classes - 1}")
 
     def bounds(self, model: str) -> fg.Bounds:
-        sizes = {"features": self.model.feature_size, "up": self.config.m_up, "down": self.config.m_down, "global": 1}
-        return {**super().bounds(model), **sizes}
+        sizes = {"up": self.config.m_up, "down": self.config.m_down, "global": 1}
+        return {**super().bounds(model), **sizes, "features": fg.Exactly(self.model.feature_size)}
 
     # The relay
 

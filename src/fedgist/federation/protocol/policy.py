@@ -13,6 +13,8 @@ from fedgist.data.client_data import ClientData
 from fedgist.options import build, option
 
 EVERYTHING = "all"
+LARGEST_MODEL = 50_000_000
+"""Weights: more than any model here has with its usual options, and little enough for a small machine."""
 
 
 class Refused(Exception):

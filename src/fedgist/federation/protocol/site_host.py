@@ -36,6 +36,7 @@ from fedgist.federation.protocol.envelope import (
     unseal,
 )
 from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
@@ -187,10 +188,10 @@ class SiteHost:
 
     def _refusal(self, error: Exception) -> Refusal:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
-        why = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+        why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
         if isinstance(error, (Refused, WireError, SiteFailure)):
-            return Refusal(isinstance(error, Refused), str(error))
+            return Refusal(isinstance(error, Refused), plain(str(error)))
         return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
 
 
