@@ -1,6 +1,7 @@
 """A site with the toy data of the conformance tests, as a class that NVFlare's simulator can import."""
 
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 
 
 @cache
@@ -29,4 +31,6 @@ class ToySite(FlareSite):
             config, inputs = toy(start.method)
             return methods.find(start.method)(config.options, inputs.task), inputs.sites[site]
 
-        return SiteHost(site, Path(os.environ["FEDGIST_TEST_SITES"]) / site, prepare, executor("sequential"))
+        folder = Path(os.environ["FEDGIST_TEST_SITES"]) / site
+        rules = replace(TRIAL, methods=tuple(methods.available()))
+        return SiteHost(site, folder, prepare, executor("sequential"), rules)

@@ -13,8 +13,10 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,7 +55,8 @@ def hosts(method: str, folder: Path) -> dict[str, SiteHost]:
         def prepare(start: Any) -> Any:
             return methods.find(start.method)(config.options, inputs.task), inputs.sites[id]
 
-        return SiteHost(id, folder / id, prepare, executor("sequential"))
+        rules = opened(methods.find(method)(config.options, inputs.task), TRIAL)
+        return SiteHost(id, folder / id, prepare, executor("sequential"), rules)
 
     return {id: host(id) for id in inputs.sites}
 

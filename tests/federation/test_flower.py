@@ -19,8 +19,10 @@ from fedgist.engines import executor
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import from_dataset
 from fedgist.federation.protocol.envelope import Question, Refusal, seal, unseal
+from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedgist[flower]'")
 
@@ -121,7 +123,8 @@ def test_flower_gives_the_same(
 
     def make_host(context: Context) -> SiteHost:
         id = name_of(context)
-        return SiteHost(id, tmp_path / id, lambda start: (built, inputs.sites[id]), executor("sequential"))
+        rules = opened(built, TRIAL)
+        return SiteHost(id, tmp_path / id, lambda start: (built, inputs.sites[id]), executor("sequential"), rules)
 
     nodes = {90 + number: {"site-name": id} for number, id in enumerate(inputs.sites)}
     transport = FlowerTransport(InProcess(client_app(name_of, make_host), nodes), poll=0)
@@ -253,7 +256,7 @@ class Deployment:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "policy.toml").write_text('methods = ["fedavg", "scaffold"]\n')
+        (folder / "policy.toml").write_text('methods = ["fedavg", "scaffold"]\n[options]\nsteps = [3]\n')
         for site, part in (("hospital-a", "1/2"), ("hospital-b", "2/2")):
             assert fedgist("data", "export", "digits", folder / site, "--part", part).exit_code == 0
         self.nodes = {

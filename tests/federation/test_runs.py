@@ -15,13 +15,15 @@ from fedgist.federation import runs, sim, site_setup
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience
 
+RULES = Policy(min_samples_per_class=1, min_test_samples=1, options={"steps": (2,)})
+
 
 class Wire:
     """Sites with their models, of which the others are away; after so many exchanges the server is gone."""
 
     def __init__(self, folder: Path, models: dict[str, str], exchanges: int):
         settings = {id: site_setup.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
-        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], Policy()) for id in models}
+        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], RULES) for id in models}
         self.left = exchanges
 
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:

@@ -1,4 +1,4 @@
-"""Commands for federations across machines: federation new, start, run, sim, flower; site start."""
+"""Commands for federations across machines: federation new, start, run, sim, flower; site start, status."""
 
 import signal
 import sys
@@ -138,6 +138,8 @@ def sim(
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
             settled = runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
         federation = simulations.provide(directory, sites, dataset, data_dir, port)
+        if settled is not None:
+            simulations.allow(federation, settled, _note)
         with simulations.running(federation, dataset, _note):
             if settled is not None:
                 _run(directory, chosen, settled, out, resume, as_json, quiet)
@@ -267,3 +269,16 @@ def start_site(
 
         settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
+
+
+@site_app.command("status")
+def site_status(
+    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
+    debug: Debug = False,
+) -> None:
+    """Say whether the site is running, what its policy allows, and what of its last runs could leave."""
+    with speaking(debug):
+        from fedgist.federation import site as sites
+
+        for line in sites.status(kit.expanduser().resolve()):
+            _say(line)

@@ -31,13 +31,29 @@ from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entr
 class SurrogateOptions:
     """Which images the clients send, and how the server trains on them."""
 
-    ipc: int = option(10, "Images for each class that a client holds.", low=1)
-    min_class: int = option(10, "A class with fewer samples than this counts as not held.", low=1)
+    ipc: int = option(
+        10,
+        "Images for each class that a client holds.",
+        low=1,
+        safe=("1..20",),
+        reveals="The more images, the more of the samples that they were made from can be told apart.",
+    )
+    min_class: int = option(
+        10,
+        "A class with fewer samples than this counts as not held.",
+        low=1,
+        safe=("10..1000000",),
+        reveals="Images of a class with few samples are nearly those samples.",
+    )
     pixels: str = option("float32", "How a pixel travels.", choices=("float32", "float16", "uint8"))
     active: float = active_option()
     rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
     weighting: str = option(
-        "uniform", "Weight of an image: all alike, or the samples it stands for.", choices=("uniform", "samples")
+        "uniform",
+        "Weight of an image: all alike, or the samples it stands for.",
+        choices=("uniform", "samples"),
+        safe=("uniform",),
+        reveals="With samples, the server sees how many samples of each class a site holds.",
     )
     server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
     server_batch: int = option(256, "Images in a batch of the server.", low=1)

@@ -20,9 +20,9 @@ from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 from fedgist.federation.protocol.envelope import Question
-from fedgist.federation.protocol.policy import LARGEST_MODEL
+from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, Transport, ask_introductions
-from fedgist.options import Role, having, options
+from fedgist.options import Role, having, options, toml_value
 from fedgist.words import plain, short
 
 log = logging.getLogger("fedgist")
@@ -79,6 +79,11 @@ def settle(
     asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
+    for name, given in Policy().outside(here.method, here.options).items():
+        log.warning(
+            f"{name} = {toml_value(getattr(here.options, name))} is outside {', '.join(map(str, given)) or 'nothing'}: "
+            f"a site refuses it unless its policy.toml allows it for {here.method}"
+        )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
     return Settled(asked, sources.from_sites(here, sites), folder)

@@ -41,12 +41,14 @@ class Config(fg.GlobalModelOptions):
     guided_steps: int | None = fg.option(
         None, "Local steps that are guided: 20 with loss=code, all with loss=paper.", low=0
     )
-    generated: int = fg.option(0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0)
+    generated: int = fg.option(
+        0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0, safe=("0..4096",)
+    )
     noise: str = fg.option(
         "auto", "Noise of the generator; auto is uniform with loss=code.", choices=("auto", "normal", "uniform")
     )
-    noise_size: int = fg.option(32, "Dimensions of the noise.", low=1)
-    hidden: int = fg.option(256, "Hidden units of the generator.", low=1)
+    noise_size: int = fg.option(32, "Dimensions of the noise.", low=1, safe=("1..1024",))
+    hidden: int = fg.option(256, "Hidden units of the generator.", low=1, safe=("1..4096",))
     generator_steps: int = fg.option(50, "Steps of the generator a round.", low=0)
     generator_batch: int = fg.option(32, "Samples in a batch of the generator.", low=2)
     generator_lr: float = fg.option(3e-4, "Learning rate of the generator (Adam) in the first round.", above=0)

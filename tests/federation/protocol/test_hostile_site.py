@@ -21,8 +21,10 @@ from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.families.global_model import Local
 from fedgist.federation.protocol import remote_engine
 from fedgist.federation.protocol.envelope import Refusal, Reply, seal, unseal
+from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 from fedgist.options import options
 from fedgist.words import plain
 
@@ -45,8 +47,9 @@ class Sites:
         self.method = methods.find(config.method)(config.options, inputs.task)
         self.liar = sorted(inputs.sites)[1]
         self.type, self.lie, self.told = type, lie, 0
+        rules = opened(self.method, TRIAL)
         self.hosts = {
-            id: SiteHost(id, folder / id, lambda start, d=data: (self.method, d), executor("sequential"))
+            id: SiteHost(id, folder / id, lambda start, d=data: (self.method, d), executor("sequential"), rules)
             for id, data in inputs.sites.items()
         }
 

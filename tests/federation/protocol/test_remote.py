@@ -117,6 +117,7 @@ CODEC = Codec({"size": 4})
 
 
 def host(folder: Path, id: str = "a", act: str = "", rules: Policy | None = None, **more: Any) -> SiteHost:
+    rules = rules or Policy(methods=("asking",), min_samples_per_class=1)
     return SiteHost(
         id, folder / id, lambda start: (Asking(Config(act), TASK), DATA), executor("sequential"), rules, **more
     )
@@ -210,9 +211,15 @@ def test_the_words_of_an_error_stay_at_the_site(tmp_path: Path, caplog: pytest.L
     [
         (Policy(methods=("fedavg",)), seal(Question("asking", [1], 2)), "does not allow the method asking"),
         (Policy(methods=("fedavg",)), seal(START), "does not allow the method asking"),
-        (Policy(messages=("Local",)), seal(START), "allows none of the messages of asking"),
-        (Policy(min_samples_per_class=9), seal(START), "none of its classes has the 9 samples"),
-        (Policy(messages=("Shown",)), request(), r"does not allow test_remote.Pong to leave"),
+        (Policy(), seal(START), "does not allow the method asking, which shows Pong, Shown of each site"),
+        (Policy(methods=("all",)), seal(START), "does not allow the method asking, which shows Pong, Shown"),
+        (Policy(("asking",), messages=("Local",)), seal(START), "allows none of the messages of asking"),
+        (Policy(("asking",), min_samples_per_class=9), seal(START), "none of its classes has the 9 samples"),
+        (
+            Policy(("asking",), ("Shown",), min_samples_per_class=1),
+            request(),
+            "does not allow test_remote.Pong to leave",
+        ),
     ],
 )
 def test_outside_the_policy(rules: Policy, sent: bytes, why: str, tmp_path: Path, caplog: Any) -> None:
@@ -230,7 +237,16 @@ def test_rare_classes_are_not_used() -> None:
     """Class 1 has one sample: with two required it is not there."""
     kept = Policy(min_samples_per_class=2).admit(DATA)
     assert kept.y.tolist() == [0, 0, 0]
-    assert Policy().admit(DATA) is DATA
+    assert Policy(min_samples_per_class=1).admit(DATA).y is DATA.y
+
+
+def test_a_small_test_set_and_its_rare_classes_are_not_scored() -> None:
+    """An always-9 net's score would tell how many 9s there are among a few images."""
+    labels = torch.tensor([0] * 30 + [1] * 25 + [2] * 3)
+    data = replace(DATA, y=torch.zeros(4, dtype=torch.int64), classes=3, test=(torch.zeros(58, 1, 1, 1), labels))
+    tested = Policy(min_samples_per_class=4).admit(data).test
+    assert tested is not None and tested[1].unique().tolist() == [0, 1]
+    assert Policy(min_samples_per_class=4, min_test_samples=56).admit(data).test is None
 
 
 def test_a_site_with_its_own_model_refuses_another(tmp_path: Path) -> None:
@@ -245,6 +261,12 @@ def test_the_audit_log_has_every_envelope(tmp_path: Path) -> None:
     answers = [site.handle(data) for data in sent]
     lines = [json.loads(line) for line in (tmp_path / "a" / "audit.jsonl").read_text().splitlines()]
     travelled = [data for pair in zip(sent, answers, strict=True) for data in pair]
+    said = [line for line in lines if line["direction"] == "leaves"]
+    assert [line["leave"] for line in said] == [
+        ["Shown: asked as they are", "Pong: asked as they are; total to be summed"]
+    ]
+    assert lines.index(said[0]) == 1  # before the first answer of the run
+    lines = [line for line in lines if line["direction"] != "leaves"]
     assert [line["direction"] for line in lines] == ["in", "out"] * 3
     assert [line["sha256"] for line in lines] == [hashlib.sha256(data).hexdigest() for data in travelled]
     assert [line["bytes"] for line in lines] == list(map(len, travelled))
@@ -258,6 +280,9 @@ def test_the_audit_log_has_every_envelope(tmp_path: Path) -> None:
         ("methods = 3", "methods must be"),
         ("method = ['all']", "did you mean 'methods'"),
         ("methods = [", "is not TOML"),
+        ("options = 3", "options must be a table"),
+        ("[options]\nsteps = 3", "steps in .options. must be a list of what is allowed"),
+        ('[options]\nsteps = ["1..x"]', "a range is written with two numbers"),
     ],
 )
 def test_a_policy_with_a_mistake(text: str, why: str, tmp_path: Path) -> None:
