@@ -1,6 +1,6 @@
-"""Runs NVFlare's server or client so that it ends with whoever started it; of the server, TLS refusals are told.
+"""Runs NVFlare's server or client, or fedgist, so that it ends with who started it; the server tells TLS refusals.
 
-Used as a program: python -m fedgist.federation.listener server, or client, with the arguments of NVFlare's own.
+Used as a program: python -m fedgist.federation.listener server, client or fedgist, with the arguments of that program.
 """
 
 import logging
@@ -14,6 +14,7 @@ log = logging.getLogger("fedgist")
 PROGRAMS = {
     "server": "nvflare.private.fed.app.server.server_train",
     "client": "nvflare.private.fed.app.client.client_train",
+    "fedgist": "fedgist",
 }
 
 

@@ -68,7 +68,7 @@ def running(federation: FederationFolder, dataset: str, say: processes.Say) -> I
         commands[site] = ["site", "start", str(federation.kit(site)), "--data", str(data)]
     with contextlib.ExitStack() as stack:
         for name, arguments in commands.items():
-            process = processes.begin([sys.executable, "-m", "fedgist", *arguments])
+            process = processes.begin([sys.executable, "-m", "fedgist.federation.listener", "fedgist", *arguments])
             stack.callback(processes.end, process, 20.0)
             threading.Thread(target=_forward, args=(name, process, say, up), daemon=True).start()
             if name == "server":

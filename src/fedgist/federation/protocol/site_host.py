@@ -177,7 +177,7 @@ class SiteHost:
             draft.write_bytes(seal(start))
         self._forget_old_runs()
         leave = leaves(method, self.policy)
-        self.audit.note("leaves", run=start.run, method=start.method, model=start.model, leave=leave)
+        self.audit.note("leaves", kind="Leaves", run=start.run, method=start.method, model=start.model, leave=leave)
         log.info(f"site {self.id} takes part in {start.run} with {start.model}; what may leave: {' | '.join(leave)}")
         return run
 
