@@ -52,14 +52,20 @@ def option(
     group: str = "",
     role: Role = Role.NONE,
     flag: str | None = None,
+    safe: Iterable[Any] | None = None,
+    reveals: str = "",
 ) -> Any:
     """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not.
 
     `group` is the heading under which it is shown, `flag` what stands for its value where it is a flag of commands.
+    `safe` is what a site in a federation bears unless its operator says more: values, and ranges as in "10..1000";
+    `reveals` says what else would tell of the site's data. Without it, the rest only costs time or memory.
     """
     limits = {"choices": None if choices is None else tuple(choices), "low": low, "high": high, "above": above}
     return dataclasses.field(
-        default=default, metadata={"help": help, **limits, "group": group, "role": role, "flag": flag}
+        default=default,
+        metadata={"help": help, **limits, "group": group, "role": role, "flag": flag}
+        | {"safe": None if safe is None else tuple(safe), "reveals": reveals},
     )
 
 
@@ -78,6 +84,8 @@ class Option:
     group: str = ""
     role: Role = Role.NONE
     flag: str | None = None
+    safe: tuple[Any, ...] | None = None
+    reveals: str = ""
 
     @property
     def sentences(self) -> str:
@@ -107,6 +115,29 @@ class Option:
             raise FedgistError(f"{self.name} must be at least {self.low}, not {value}")
         if self.high is not None and not value <= self.high:
             raise FedgistError(f"{self.name} must be at most {self.high}, not {value}")
+
+
+def within(value: Any, allowed: Iterable[Any]) -> bool:
+    """Whether a value, or each part of one that is a tuple, is among those allowed: values, and ranges of numbers."""
+    entries = [_ends(entry) or entry for entry in allowed]
+    parts = value if isinstance(value, tuple) else ("none" if value is None else value,)
+    return all(any(_matches(part, entry) for entry in entries) for part in parts)
+
+
+def _matches(value: Any, entry: Any) -> bool:
+    if isinstance(entry, tuple):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and entry[0] <= value <= entry[1]
+    return isinstance(value, bool) == isinstance(entry, bool) and bool(value == entry)
+
+
+def _ends(entry: Any) -> tuple[float, float] | None:
+    """The two ends of a range such as "10..1000"; None for anything else."""
+    low, dots, high = entry.partition("..") if isinstance(entry, str) else ("", "", "")
+    try:
+        return (float(low), float(high)) if dots else None
+    except ValueError:
+        raise FedgistError(f'a range is written with two numbers, as in "10..1000", not {entry!r}') from None
 
 
 def options(of: Any) -> dict[str, Option]:

@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Numbers for people, and the words of strangers."""
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -34,3 +34,10 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def plain(text: str, most: int = 300) -> str:
+    """What a stranger wrote, fit for a log, a terminal and a file: one line, no control characters, not too long."""
+    shown = "".join(character if character.isprintable() else " " for character in text[: 4 * most])
+    line = " ".join(shown.split())
+    return line if len(line) <= most else f"{line[:most]}…"

@@ -1,5 +1,6 @@
 """The commands for federations, as far as they go without starting one: kits, and what is said about mistakes."""
 
+import dataclasses
 import json
 import socket
 import stat
@@ -57,12 +58,41 @@ def test_a_kit_lets_nobody_bring_code_or_read_logs(federation: Path) -> None:
     assert rights["permissions"]["project_admin"]["shell_commands"] == "none"
 
 
-def test_the_policy_in_a_kit_allows_everything_and_explains_itself(federation: Path) -> None:
+def test_the_policy_in_a_kit_is_an_allow_list_that_explains_itself(federation: Path) -> None:
+    """What it says is what a site without any line would do, written out."""
+    from fedgist import methods
     from fedgist.federation.protocol import policy
+    from fedgist.options import options
 
     path = federation / "sites" / "north" / "policy.toml"
-    assert policy.load(path) == policy.Policy()
-    assert path.read_text().count("\n# ") == 3
+    rules = policy.load(path)
+    assert dataclasses.replace(rules, options={}) == policy.Policy() and rules.methods == ("sums",)
+    policy.check_names(rules, methods.registry())
+    for name, kind in methods.registry().items():
+        for one in options(kind.Config).values():
+            if one.safe is not None:
+                assert rules.allowed(name, one) == one.safe
+                assert not one.reveals or one.reveals in path.read_text()
+
+
+def test_a_policy_with_a_mistyped_name_is_no_policy(federation: Path) -> None:
+    kit = federation / "sites" / "north"
+    rules = (kit / "policy.toml").read_text()
+    try:
+        for line, why in (
+            ('methods = ["fedavgg"]', "did you mean 'fedavg'"),
+            ("[options]\nipc = [1]", "unknown option for all methods 'ipc'"),
+            ("[options.feddm]\nlr = [1]", "unknown option of feddm 'lr'"),
+        ):
+            (kit / "policy.toml").write_text(line)
+            said = fedgist("site", "status", kit)
+            assert said.exit_code == 2 and why in said.output
+    finally:
+        (kit / "policy.toml").write_text(rules)
+    said = fedgist("site", "status", kit)
+    assert said.exit_code == 0
+    assert "site north of the server localhost:8099; not running" in said.output
+    assert "policy: methods that show only sums; messages all;" in said.output
 
 
 @pytest.mark.parametrize(

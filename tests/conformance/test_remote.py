@@ -9,8 +9,10 @@ import pytest
 from fedgist import methods, storage
 from fedgist.core.ledger import Ledger
 from fedgist.engines import executor
+from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 from toys import toy, toy_federation
 
 
@@ -41,7 +43,8 @@ def hosts(method: str, folder: Path) -> dict[str, SiteHost]:
         def prepare(start: Any) -> Any:
             return methods.find(start.method)(config.options, inputs.task), inputs.sites[id]
 
-        return SiteHost(id, folder / id, prepare, executor("sequential"))
+        rules = opened(methods.find(method)(config.options, inputs.task), TRIAL)
+        return SiteHost(id, folder / id, prepare, executor("sequential"), rules)
 
     return {id: host(id) for id in inputs.sites}
 

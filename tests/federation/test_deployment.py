@@ -83,6 +83,10 @@ class Deployment:
             part = f"{number + 1}/3"
             done = fedgist("data", "export", "digits", folder / "data" / site, "--format", form, "--part", part)
             assert done.returncode == 0, done.stderr
+        for site in SITES:  # what a fresh kit refuses is what one of the tests is about
+            path = self.fed / "sites" / site / "policy.toml"
+            rules = path.read_text().replace('methods = ["sums"]', 'methods = ["sums", "repshare"]')
+            path.write_text(rules.replace('steps = [0, "10..100000"]', 'steps = [0, "2..100000"]'))
         self.running: list[Background] = []
 
     def begin(self, name: str, *arguments: Any) -> Background:
@@ -205,7 +209,7 @@ def test_a_site_outside_its_policy_refuses(deployed: Deployment) -> None:
     """A clear line at the server, at the site and in the site's audit log; the others go on."""
     kit = deployed.fed / "sites" / "east"
     rules = (kit / "policy.toml").read_text()
-    (kit / "policy.toml").write_text(rules.replace('methods = ["all"]', 'methods = ["codream", "repshare"]'))
+    (kit / "policy.toml").write_text(rules.replace('["sums", "repshare"]', '["codream", "repshare"]'))
     try:
         run = deployed.run("policy", method=["fedavg", "--dataset", "digits", "--rounds", "1", "--set", "steps=2"])
         run.process.wait(120)
@@ -217,6 +221,33 @@ def test_a_site_outside_its_policy_refuses(deployed: Deployment) -> None:
     assert why in deployed.sites["east"].said
     assert why in (kit / "fedgist" / "audit.jsonl").read_text().splitlines()[-1]
     assert result_of(deployed, "policy")["accuracy"] > 0
+
+
+def test_real_images_do_not_leave_a_fresh_kit(deployed: Deployment) -> None:
+    """Nobody has named the method `real`: no site takes part, both sides say why, and what leaves is a refusal."""
+    run = deployed.run("real", method=["real", "--dataset", "digits", "--rounds", "1"])
+    run.process.wait(120)
+    why = "its policy does not allow the method real, which shows Images of each site"
+    assert run.process.returncode == 2 and f"east: refused: {why}" in run.said
+    assert why in deployed.sites["east"].said
+    audit = [json.loads(line) for line in (deployed.fed / "sites/east/fedgist/audit.jsonl").read_text().splitlines()]
+    assert not [line for line in audit if line["direction"] == "out" and "Images" in line.get("type", "")]
+
+
+def test_a_kit_is_used_once_and_what_it_started_ends_with_it(deployed: Deployment) -> None:
+    """A second start is refused while the first runs; kill -9 of the first takes all that it started along."""
+    kit, data = deployed.fed / "sites" / "south", deployed.folder / "data" / "south" / "digits"
+    second = fedgist("site", "start", kit, "--data", data, timeout=60)
+    assert second.returncode == 2 and "is in use" in second.stderr
+    assert "; running" in fedgist("site", "status", kit).stdout
+    first = deployed.sites["south"]
+    family = psutil.Process(first.process.pid).children(recursive=True)
+    assert family
+    first.process.kill()  # the command alone, with no time to end what it started
+    first.process.wait()
+    assert not psutil.wait_procs(family, 20)[1]
+    deployed.sites["south"] = deployed.start_site("south")
+    deployed.sites["south"].expect("is connected")
 
 
 def test_certificates_that_are_not_of_the_federation(deployed: Deployment, tmp_path: Path) -> None:

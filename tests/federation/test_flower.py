@@ -38,7 +38,7 @@ class Deployment:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "policy.toml").write_text('methods = ["fedavg", "scaffold"]\n')
+        (folder / "policy.toml").write_text('methods = ["fedavg", "scaffold"]\n[options]\nsteps = [3]\n')
         for site, part in (("hospital-a", "1/2"), ("hospital-b", "2/2")):
             assert fedgist("data", "export", "digits", folder / site, "--part", part).exit_code == 0
         self.nodes = {

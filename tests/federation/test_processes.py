@@ -4,9 +4,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from fedgist.core.errors import FedgistError
 from fedgist.federation import processes
 
 psutil = pytest.importorskip("psutil", reason="comes with NVFlare: pip install 'fedgist[nvflare]'")
@@ -93,3 +95,40 @@ def test_a_killed_command_or_a_closed_terminal_ends_what_was_started(sent: list[
         command.send_signal(last)
         command.wait(30)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from fedgist.federation import processes
+with processes.only_one(Path(sys.argv[1])) as lock:
+    child = processes.begin([sys.executable, "-c", sys.argv[2]], lock)
+    print(child.stdout.readline(), end="", flush=True)
+    time.sleep(60)
+"""
+CHILD = "import time; from fedgist.federation import processes; {}print('up', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_kill_9_of_a_parent_ends_its_child_which_frees_the_kit(watches: bool, tmp_path: Path) -> None:
+    """The test of the test: a child that does not watch lives on, and holds the lock of the kit."""
+    child = CHILD.format("processes.end_with_parent(); " if watches else "")
+    with subprocess.Popen([sys.executable, "-c", PARENT, tmp_path, child], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+        (left,) = psutil.Process(parent.pid).children()
+        with pytest.raises(FedgistError, match="is in use: another start of it"), processes.only_one(tmp_path):
+            pass
+        parent.kill()
+        parent.wait()
+        assert bool(psutil.wait_procs([left], 3)[1]) != watches
+        assert processes.in_use(tmp_path) != watches
+        if not watches:
+            left.kill()
+
+
+@pytest.mark.usefixtures("keeps_signals")
+def test_a_kit_that_runs_on_two_machines_is_named() -> None:
+    line = "ERROR - Failed to re-activate the client:north: already registered with another token"
+    said: list[str] = []
+    processes.watch([sys.executable, "-c", f"print({line!r})"], processes.AT_SERVER, said.append)
+    assert said == ["site north is connected twice: its kit runs on two machines"]

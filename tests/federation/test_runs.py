@@ -15,13 +15,15 @@ from fedgist.federation import runs, sim, site_setup
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience
 
+RULES = Policy(min_samples_per_class=1, min_test_samples=1, options={"steps": (2,)})
+
 
 class Wire:
     """Sites with their models, of which the others are away; after so many exchanges the server is gone."""
 
     def __init__(self, folder: Path, models: dict[str, str], exchanges: int):
         settings = {id: site_setup.Settings(str(folder / id / "digits"), model) for id, model in models.items()}
-        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], Policy()) for id in models}
+        self.hosts = {id: site_setup.make_host(id, folder / id, settings[id], RULES) for id in models}
         self.left = exchanges
 
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
@@ -119,3 +121,24 @@ def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
         federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
         for site in federation.sites:
             assert len(site_setup.read_images(path / "data" / site / dataset)[0].labels) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("mpl", "unknown model 'mpl'; did you mean 'mlp'?"),
+        ("mlp:hidden=8000x8000", "has 64.6 million weights, more than a run bears"),
+        ("\x1b[2Jmlp", "unknown model '[2Jmlp'"),
+    ],
+)
+def test_a_site_with_an_impossible_model_is_left_out(
+    model: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, and everybody else goes on."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+    run(tmp_path, {"a": "cnn", "b": model})
+    assert "site b does not take part" in caplog.text and why in caplog.text and "\x1b" not in caplog.text
+    (path,) = (tmp_path / "runs").iterdir()
+    assert [row["answered"] for row in RunFolder(path).rows()] == [1, 1, 1]

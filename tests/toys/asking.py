@@ -105,6 +105,7 @@ CODEC = Codec({"size": 4})
 
 
 def host(folder: Path, id: str = "a", act: str = "", rules: Policy | None = None, **more: Any) -> SiteHost:
+    rules = rules or Policy(methods=("asking",), min_samples_per_class=1)
     return SiteHost(
         id, folder / id, lambda start: (Asking(Config(act), TASK), DATA), executor("sequential"), rules, **more
     )

@@ -1,6 +1,7 @@
 """A site with the toy data of the conformance tests, as a class that NVFlare's simulator can import."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from fedgist.engines import executor
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 from toys import toy
 
 
@@ -18,4 +20,6 @@ class ToySite(FlareSite):
             config, inputs = toy(start.method, clients=3)
             return methods.find(start.method)(config.options, inputs.task), inputs.sites[site]
 
-        return SiteHost(site, Path(os.environ["FEDGIST_TEST_SITES"]) / site, prepare, executor("sequential"))
+        folder = Path(os.environ["FEDGIST_TEST_SITES"]) / site
+        rules = replace(TRIAL, methods=tuple(methods.available()))
+        return SiteHost(site, folder, prepare, executor("sequential"), rules)

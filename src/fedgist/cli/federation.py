@@ -1,4 +1,4 @@
-"""Commands for federations across machines: federation new, start, run, sim, flower; site start."""
+"""Commands for federations across machines: federation new, start, run, sim, flower; site start, status."""
 
 import signal
 import sys
@@ -86,6 +86,7 @@ def run(
     enough: Annotated[float, flag("enough", "Share of the asked sites whose answers suffice.", "X")] = 1.0,
     min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin and to go on with.", "N")] = 1,
     wait: Annotated[float, flag("wait", "Seconds to wait for sites that are not there yet.", "S")] = 60.0,
+    max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -96,7 +97,7 @@ def run(
     with speaking(debug):
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
-        chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait)
+        chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
         _run(federation, chosen, _resolver(chosen, out, resume), out, resume, as_json, quiet)
 
 
@@ -137,6 +138,8 @@ def sim(
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
             settled = runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
         federation = simulations.provide(directory, sites, dataset, data_dir, port)
+        if settled is not None:
+            simulations.allow(federation, settled, _note)
         with simulations.running(federation, dataset, _note):
             if settled is not None:
                 _run(directory, chosen, settled, out, resume, as_json, quiet)
@@ -190,6 +193,7 @@ class Choices:
     enough: float = 1.0
     min_sites: int = 1
     wait: float = 60.0
+    max_norm: float = 100.0
 
 
 def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
@@ -224,7 +228,8 @@ def _run(
     federation = kits.load(directory)
     if not 1 <= chosen.min_sites <= len(federation.sites):
         raise FedgistError(f"--min-sites must be from 1 to {len(federation.sites)}, not {chosen.min_sites}")
-    patience = servers.Patience(_positive("timeout", chosen.timeout), _share(chosen.enough), chosen.min_sites)
+    timeout, max_norm = _positive("timeout", chosen.timeout), _positive("max-norm", chosen.max_norm)
+    patience = servers.Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
     result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
     runs.show_run([result], result.folder, as_json, quiet)
@@ -264,3 +269,16 @@ def start_site(
 
         settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
+
+
+@site_app.command("status")
+def site_status(
+    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
+    debug: Debug = False,
+) -> None:
+    """Say whether the site is running, what its policy allows, and what of its last runs could leave."""
+    with speaking(debug):
+        from fedgist.federation import site as sites
+
+        for line in sites.status(kit.expanduser().resolve()):
+            _say(line)

@@ -1,8 +1,9 @@
 """The codec: messages as bytes, checked before sending and before receiving, and sums of them.
 
 The bytes are a safetensors file whose metadata names the message. A receiver knows which message it expects and how
-large each dimension may be, and checks tag, names, dtypes, shapes and byte counts before it allocates anything; nothing
-from the wire is ever executed.
+large each dimension may be, and checks tag, names, dtypes, shapes and byte counts before it allocates anything, then
+the values; nothing from the wire is ever executed. In one process values are not looked at: nobody there is a stranger,
+and on a GPU every look would wait for it.
 """
 
 import functools
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedgist.core.message import DTYPES, SCALARS, Bounds, Params, Wire, WireError, schema_of, tag_of
+from fedgist.core.message import DTYPES, SCALARS, Bounds, Exactly, Params, Wire, WireError, schema_of, tag_of
 from fedgist.core.work import Place
 
 T = TypeVar("T")
@@ -173,8 +174,11 @@ class Codec:
             largest.append((name, widest, typing.cast("tuple[int, ...]", tuple(bounded))))
         return len(_header(cls, largest)) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in largest)
 
-    def read(self, cls: type, data: bytes) -> Leaves:
-        """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated."""
+    def read(self, cls: type, data: bytes, trusted: bool = False) -> Leaves:
+        """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated.
+
+        Values are checked unless they are `trusted`, as one's own record of a run is.
+        """
         if len(data) > self.limit(cls):
             raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
         self._check(cls, tuple((name, *claimed) for name, claimed in read_header(cls, data).items()))
@@ -182,11 +186,34 @@ class Codec:
             found = load(data)
         except SafetensorError as error:
             raise WireError(f"{tag_of(cls)}: {error}") from error
-        return {name: found[name] for name in self.layout(cls)}
+        leaves = {name: found[name] for name in self.layout(cls)}
+        if not trusted:
+            self._check_values(cls, leaves)
+        return leaves
 
-    def decode(self, cls: type[T], data: bytes) -> T:
+    def _check_values(self, cls: type, leaves: Leaves) -> None:
+        """What a header does not show: whether sizes are exact, numbers finite and in the range of their field."""
+        for name, (declared, shape) in self.layout(cls).items():
+            leaf, where = leaves[name], f"{tag_of(cls)}.{name}"
+            for have, side in zip(leaf.shape, shape, strict=True):
+                bound = self.bounds.get(side) if isinstance(side, str) else None
+                if isinstance(bound, Exactly) and have != bound:
+                    raise WireError(f"{where}: {side} = {have} is not the agreed {bound}")
+            if leaf.numel() == 0:
+                continue
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                raise WireError(f"{where} holds a number that is not finite")
+            high = leaves[declared.high].item() if isinstance(declared.high, str) else declared.high
+            if declared.below is not None:
+                high = typing.cast(int, self.bounds[declared.below]) - 1
+            if declared.low is not None and leaf.min().item() < declared.low:
+                raise WireError(f"{where} holds {leaf.min().item():g}, below the {declared.low:g} that it may be")
+            if high is not None and leaf.max().item() > high:
+                raise WireError(f"{where} holds {leaf.max().item():g}, above the {high:g} that it may be")
+
+    def decode(self, cls: type[T], data: bytes, trusted: bool = False) -> T:
         """The message in `data` as a receiver sees it, or a `WireError`."""
-        return self.unpack(cls, self.read(cls, data))
+        return self.unpack(cls, self.read(cls, data, trusted))
 
 
 def to_bytes(cls: type, leaves: Leaves) -> bytes:

@@ -20,6 +20,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 Bounds = Mapping[str, "int | Shapes"]
 """What the two ends agree on: the largest value of each named dimension, the shapes of each template of `Params`."""
 
+
+class Exactly(int):
+    """A bound that is the size itself: what comes from elsewhere may not be smaller either."""
+
+
 float32, float16, int64, uint8 = torch.float32, torch.float16, torch.int64, torch.uint8
 DTYPES = {float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
 SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
@@ -37,6 +42,10 @@ class Wire:
     shape: tuple[int | str, ...] | str = ()
     additive: bool = False
     paper: bool = True
+    low: float | None = None
+    high: float | str | None = None
+    below: str | None = None
+    per: str | None = None
 
     def dtype_of(self, tensor: Tensor) -> torch.dtype:
         """The dtype in which a tensor travels."""
@@ -44,7 +53,14 @@ class Wire:
 
 
 def wire(
-    *dtypes: torch.dtype, shape: tuple[int | str, ...] | str = (), additive: bool = False, paper: bool = True
+    *dtypes: torch.dtype,
+    shape: tuple[int | str, ...] | str = (),
+    additive: bool = False,
+    paper: bool = True,
+    low: float | None = None,
+    high: float | str | None = None,
+    below: str | None = None,
+    per: str | None = None,
 ) -> Any:
     """Declare how a field travels.
 
@@ -52,8 +68,14 @@ def wire(
     shape: sizes, or names of sizes that the two ends bound; for `Params`, the name of their template.
     additive: the asker sees only the sum over the clients that answered.
     paper: whether the paper counts these numbers when it speaks of message size.
+
+    What comes from another machine is believed only if all its numbers are finite and in the range declared here:
+    low, high: the smallest and the largest; `high` may name another field, a number, as in high="images".
+    below: the named size that whole numbers stay below, as labels below "classes".
+    per: the field whose multiple this is, as p·w is of p: how large it is for each of those is compared between sites.
     """
-    return field(metadata={"wire": Wire(dtypes or (float32,), shape, additive, paper)})
+    declared = Wire(dtypes or (float32,), shape, additive, paper, low, high, below, per)
+    return field(metadata={"wire": declared})
 
 
 T = TypeVar("T")

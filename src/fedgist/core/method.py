@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site, State
-from fedgist.core.message import Bounds, Params, is_message, schema_of
+from fedgist.core.message import Bounds, Exactly, Params, is_message, schema_of
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Samples, Task
 
@@ -86,9 +86,8 @@ class Method(ABC, Generic[C]):
 
     def bounds(self, model: str) -> Bounds:
         """What the server and a client with this architecture agree on: shapes of `Params`, largest dimensions."""
-        channels, height, width = self.task.shape
-        image = {"channels": channels, "height": height, "width": width}
-        return {"model": self.task.models[model].shapes, "classes": self.task.classes, **image}
+        image = dict(zip(("channels", "height", "width"), map(Exactly, self.task.shape), strict=True))
+        return {"model": self.task.models[model].shapes, "classes": Exactly(self.task.classes), **image}
 
     def server_init(self, rng: Rng) -> State:
         """The state of the node that drives the rounds, before the first."""

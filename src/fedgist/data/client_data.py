@@ -20,6 +20,8 @@ class ClientData:
     classes: int
     test: tuple[Tensor, Tensor] | None = None
     """Images and labels of the client's own test set, where the protocol gives it one."""
+    most: int | None = None
+    """Samples that the batches of a plan may count in all; without it, as many as there is memory for."""
 
     @property
     def n(self) -> int:
@@ -43,7 +45,7 @@ class ClientData:
 
         A client with fewer samples than a batch meets some of them more than once in it; one with none gets no batch.
         """
-        _check(count, batch)
+        self._check(count, batch, count * batch)
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
         stream = self._passes(rng, -(-count * batch // self.n)).flatten()
@@ -55,7 +57,7 @@ class ClientData:
         The last batch of a pass is filled up with the samples that came first in it, under mask 0: the loss does not
         count them, and batch statistics see images rather than zeros.
         """
-        _check(count, batch)
+        self._check(count, batch, count * max(self.n, batch))
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
         batches = -(-self.n // batch)
@@ -72,7 +74,10 @@ class ClientData:
         mask = torch.ones(index.shape) if mask is None else mask
         return {"index": index.to(self.y.device), "mask": mask.to(self.y.device)}
 
-
-def _check(count: int, batch: int) -> None:
-    if count < 0 or batch < 1:
-        raise FedgistError(f"a batch plan needs a count of 0 or more and a batch of 1 or more, not {count} and {batch}")
+    def _check(self, count: int, batch: int, samples: int) -> None:
+        if count < 0 or batch < 1:
+            raise FedgistError(
+                f"a batch plan needs a count of 0 or more and a batch of 1 or more, not {count} and {batch}"
+            )
+        if self.most is not None and samples > self.most:
+            raise FedgistError(f"a batch plan of {samples:,} samples is more than the {self.most:,} that are allowed")

@@ -4,6 +4,8 @@ An exchange comes back to `Engine.answers` as packed replies by site, and a site
 that is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
 """
 
+import math
+import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,6 +67,8 @@ class Engine(ABC):
         self.states: dict[str, Tree] = {}
         self.site_states: dict[str, Tree] = {}
         """Of the sites that are in this process."""
+        self.missing: dict[str, str] = {}
+        """Who was asked since the round or the evaluation began and did not answer, and why, where that is known."""
 
     # What a runner uses
 
@@ -151,14 +155,39 @@ class Engine(ABC):
 
 
 def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:
-    """The sites whose additive fields have other shapes than those of most, so that they cannot be summed."""
+    """The sites whose additive fields have another shape or dtype than those of most, so that they cannot be summed."""
     additive = {name for name, (_, declared) in schema_of(reply).items() if declared.additive}
     shapes = {
-        id: tuple(tuple(leaf.shape) for name, leaf in leaves.items() if name.split("/")[0] in additive)
+        id: tuple((tuple(leaf.shape), leaf.dtype) for name, leaf in leaves.items() if name.split("/")[0] in additive)
         for id, leaves in sorted(replies.items())
     }
     usual = Counter(shapes.values()).most_common(1)
     return [id for id, shape in shapes.items() if shape != usual[0][0]]
+
+
+def outliers(reply: type, replies: Mapping[str, Leaves], times: float) -> dict[str, str]:
+    """The sites with a field that is out of proportion, and what is wrong with it.
+
+    Where a field is declared as a multiple of another (`per`), its norm for each of those may be so many times the
+    median of all sites, of which more than half must be honest: with two, nobody can say which.
+    """
+    found: dict[str, str] = {}
+    for name, (_, declared) in schema_of(reply).items():
+        if declared.per is None:
+            continue
+        norms = {id: (_norm(leaves, name), _norm(leaves, declared.per)) for id, leaves in replies.items()}
+        found |= {id: f"{name} of no {declared.per}" for id, (size, unit) in norms.items() if size > 0 and unit == 0}
+        sizes = {id: size / unit for id, (size, unit) in norms.items() if size > 0 and unit > 0}
+        usual = statistics.median_low(sizes.values()) if len(sizes) > 2 else math.inf
+        large = {id: size / usual for id, size in sizes.items() if size > times * usual}
+        found |= {id: f"{name} {ratio:.3g} times as large as is usual" for id, ratio in large.items()}
+    return found
+
+
+def _norm(leaves: Leaves, part: str) -> float:
+    """Of whole numbers in few bits, whose zero is elsewhere, none: they cannot be large."""
+    parts = [leaf for name, leaf in leaves.items() if name.split("/")[0] == part and leaf.is_floating_point()]
+    return math.hypot(*(float(leaf.double().norm()) for leaf in parts))
 
 
 def client_rng(seed: int, id: str) -> Rng:

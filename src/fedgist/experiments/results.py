@@ -50,7 +50,7 @@ def summarise(
     method: str, rows: list[dict[str, Any]], state: Any, weights: dict[str, Tensor] | None, folder: Path | None
 ) -> Result:
     """The result of a run from its rows and the state that it ended in."""
-    accuracies = [row["accuracy"] for row in rows if "accuracy" in row]
+    accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]  # None: it was not a number
     if not accuracies:
         raise FedgistError("no evaluation got an answer from the clients; make offline smaller or rounds more")
     return Result(

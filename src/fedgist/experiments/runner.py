@@ -204,10 +204,12 @@ class _Run:
             "answered": report.answered,
             "skipped": report.skipped,
         }
-        row |= {"missing": dict(report.missing)} if report.missing else {}
+        missing = dict(report.missing)
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
             self._warn_of_divergence()
+            missing |= self.engine.missing
+        row |= {"missing": missing} if missing else {}
         totals = self.engine.ledger.totals()
         row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
         self.rows.append(row)

@@ -29,9 +29,9 @@ class EvaluateThis:
 class Score:
     """Accuracies of the answering clients, as a sum; and the squares of how far each is from a half."""
 
-    accuracy: float = wire(additive=True)
-    squares: float = wire(additive=True)
-    clients: int = wire(torch.int64, additive=True)
+    accuracy: float = wire(additive=True, low=0, high="clients")
+    squares: float = wire(additive=True, low=0, high="clients")
+    clients: int = wire(torch.int64, additive=True, low=0, high=1)
 
 
 @message
@@ -53,8 +53,8 @@ class EvaluateThisOnOwnLabels:
 class Hits:
     """How many test images the answering clients classified, and how many of them correctly, as sums."""
 
-    correct: int = wire(torch.int64, additive=True)
-    images: int = wire(torch.int64, additive=True)
+    correct: int = wire(torch.int64, additive=True, low=0, high="images")
+    images: int = wire(torch.int64, additive=True, low=0)
 
 
 async def score(model: Model, w: Params, me: Site) -> Score:

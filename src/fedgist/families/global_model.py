@@ -42,7 +42,10 @@ class GlobalModelOptions(LocalOptions):
     batch_norm: str = option("aggregate", "BatchNorm statistics: averaged, or local.", choices=("aggregate", "local"))
     common_start: bool = option(True, "Clients begin at the server's weights; false reproduces a missing broadcast.")
     published: bool = option(
-        False, "Evaluate also as FedGen's released code does: own BatchNorm statistics, test images of own labels."
+        False,
+        "Evaluate also as FedGen's released code does: own BatchNorm statistics, test images of own labels.",
+        safe=(False,),
+        reveals="The server chooses how small a share of the test images is counted.",
     )
     n_ref: int = n_ref_option()
 
@@ -61,8 +64,8 @@ class Global:
 class Local:
     """p_k w_k and p_k, of which the server sees only the sums."""
 
-    pw: Params = wire(shape="model", additive=True)
-    p: float = wire(additive=True, paper=False)
+    pw: Params = wire(shape="model", additive=True, per="p")
+    p: float = wire(additive=True, paper=False, low=0, high=1)
 
 
 def average(total: Local, otherwise: Params) -> Params:
@@ -106,6 +109,8 @@ class SentWeights(Method[Options]):
     def __init__(self, config: Options, task: Task, head_from: str | None = None):
         super().__init__(config, task)
         self.travel = Travel(config.share, config.batch_norm, head_from)
+        needless = set() if config.published else {EvaluateThisOnOwnLabels}
+        self.handlers = {request: found for request, found in self.handlers.items() if request not in needless}
 
     def bounds(self, model: str) -> Bounds:
         """`model`: all that travels, which is `weights` (trained) and `statistics` (of BatchNorm) together."""

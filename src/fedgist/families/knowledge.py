@@ -35,12 +35,12 @@ class TaughtOptions(OwnModelOptions):
     active: float = active_option()
     weighting: str = weighting_option("inverse")
     n_ref: int = n_ref_option()
-    warm_up: int = option(20, "Epochs on its own data when a client is first asked.", low=0)
+    warm_up: int = option(20, "Epochs on its own data when a client is first asked.", low=0, safe=("0..1000",))
     learners: str = option("all", "Who learns; server leaves clients as warmed up.", choices=("all", "server"))
-    buffer: int = option(2560, "Inputs that are remembered; the oldest go first.", low=1)
+    buffer: int = option(2560, "Inputs that are remembered; the oldest go first.", low=1, safe=("1..100000",))
     distil_every: int = option(1, "Rounds between lessons.", low=1)
-    distil_steps: int = option(100, "Steps of a lesson.", low=0)
-    distil_batch: int = option(256, "Inputs in a step of a lesson.", low=1)
+    distil_steps: int = option(100, "Steps of a lesson.", low=0, safe=("0..10000",))
+    distil_batch: int = option(256, "Inputs in a step of a lesson.", low=1, safe=("1..4096",))
     distil_lr: float = option(0.1, "Learning rate of lessons; the optimiser is that of local training.", above=0)
     temperature: float = option(20.0, "Temperature T of the distillation.", above=0)
     fresh_student: bool = option(False, "The server's student starts anew in every lesson.")
@@ -55,7 +55,7 @@ class Train:
 class Trained:
     """The weight p_k = n_k / n_ref."""
 
-    p: float = wire(additive=True, paper=False)
+    p: float = wire(additive=True, paper=False, low=0, high=1)
 
 
 @message

@@ -24,9 +24,21 @@ from fedgist.options import option
 class LocalOptions:
     """How a client trains on its own data; method configurations inherit these."""
 
-    steps: int = option(0, "Local steps a round; 0 counts epochs instead.", low=0)
-    epochs: int = option(1, "Local epochs a round, when steps is 0.", low=1)
-    batch: int = option(32, "Samples in a batch.", low=1)
+    steps: int = option(
+        0,
+        "Local steps a round; 0 counts epochs instead.",
+        low=0,
+        safe=(0, "10..100000"),
+        reveals="The fewer steps, the more of what is sent is the gradient of single samples, which can be seen in it.",
+    )
+    epochs: int = option(1, "Local epochs a round, when steps is 0.", low=1, safe=("1..100",))
+    batch: int = option(
+        32,
+        "Samples in a batch.",
+        low=1,
+        safe=("16..4096",),
+        reveals="The smaller a batch, the more its gradient is that of single samples.",
+    )
     lr: float = option(0.05, "Learning rate of the first round.", above=0)
     schedule: str = option(
         "constant", "How the learning rate falls over the rounds.", choices=("constant", "exponential", "cosine")

@@ -6,7 +6,7 @@ from typing import TypeVar
 from fedgist.core.federation import Federation, Site, State
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
-from fedgist.core.task import Samples
+from fedgist.core.task import Samples, Task
 from fedgist.families.evaluation import (
     Evaluate,
     EvaluateOwnLabels,
@@ -27,7 +27,12 @@ class OwnModelOptions(LocalOptions):
 
     keep_momentum: bool = option(True, "Keep the optimiser's state from round to round instead of starting anew.")
     common_start: bool = option(False, "All clients of one architecture begin at the same weights.")
-    published: bool = option(False, "Evaluate also as FedGen's released code does: on the test images of own labels.")
+    published: bool = option(
+        False,
+        "Evaluate also as FedGen's released code does: on the test images of own labels.",
+        safe=(False,),
+        reveals="The server chooses how small a share of the test images is counted.",
+    )
 
 
 Options = TypeVar("Options", bound=OwnModelOptions)
@@ -35,6 +40,11 @@ Options = TypeVar("Options", bound=OwnModelOptions)
 
 class OwnModel(Method[Options]):
     """Abstract: the weights `w` of a client's model live in its state, and are tested where they are."""
+
+    def __init__(self, config: Options, task: Task):
+        super().__init__(config, task)
+        needless = set() if config.published else {EvaluateOwnLabels}
+        self.handlers = {request: found for request, found in self.handlers.items() if request not in needless}
 
     def client_init(self, me: Site) -> State:
         rng = Rng(me.rng.root)("common start") if self.config.common_start else me.rng

@@ -31,13 +31,29 @@ from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entr
 class SurrogateOptions:
     """Which images the clients send, and how the server trains on them."""
 
-    ipc: int = option(10, "Images for each class that a client holds.", low=1)
-    min_class: int = option(10, "A class with fewer samples than this counts as not held.", low=1)
+    ipc: int = option(
+        10,
+        "Images for each class that a client holds.",
+        low=1,
+        safe=("1..20",),
+        reveals="The more images, the more of the samples that they were made from can be told apart.",
+    )
+    min_class: int = option(
+        10,
+        "A class with fewer samples than this counts as not held.",
+        low=1,
+        safe=("10..1000000",),
+        reveals="Images of a class with few samples are nearly those samples.",
+    )
     pixels: str = option("float32", "How a pixel travels.", choices=("float32", "float16", "uint8"))
     active: float = active_option()
     rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
     weighting: str = option(
-        "uniform", "Weight of an image: all alike, or the samples it stands for.", choices=("uniform", "samples")
+        "uniform",
+        "Weight of an image: all alike, or the samples it stands for.",
+        choices=("uniform", "samples"),
+        safe=("uniform",),
+        reveals="With samples, the server sees how many samples of each class a site holds.",
     )
     server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
     server_batch: int = option(256, "Images in a batch of the server.", low=1)
@@ -62,8 +78,8 @@ class Images:
     """S_k: images and labels, all of them visible; how many samples each class has, only where images weigh by it."""
 
     images: Tensor = wire(float32, float16, uint8, shape=("images", "channels", "height", "width"))
-    labels: Tensor = wire(int64, shape=("images",), paper=False)
-    counts: Params = wire(shape="shown counts", paper=False)
+    labels: Tensor = wire(int64, shape=("images",), paper=False, low=0, below="classes")
+    counts: Params = wire(shape="shown counts", paper=False, low=0)
 
 
 Options = TypeVar("Options", bound=SurrogateOptions)
@@ -97,7 +113,7 @@ class Surrogate(ServerModel[Options]):
         return x, y, weight / weight.mean().clamp_min(1e-12)
 
     def _checked(self, id: str, sent: Images) -> tuple[Tensor, Tensor, Tensor]:
-        """Sizes below the agreed bounds, and labels, are not for the codec to check."""
+        """Here again: where all are in one process, nobody has looked at values."""
         x, y = sent.images, sent.labels
         if tuple(x.shape[1:]) != self.task.shape:
             raise FedgistError(f"client {id} sent images of shape {tuple(x.shape[1:])}, not {self.task.shape}")

@@ -29,6 +29,7 @@ class App:
     timeout: float = option(600.0, "Seconds until a silent site is given up for this run.", above=0)
     enough: float = option(1.0, "The share of the asked sites whose answers suffice.", above=0, high=1)
     min_sites: int = option(1, "Fewest sites to go on with.", low=1)
+    max_norm: float = option(100.0, "Who adds so many times the median of a round is refused.", above=0)
     wait: float = option(120.0, "Seconds to wait for sites that are not there yet.", above=0)
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The options of the run and of the method, flat."""

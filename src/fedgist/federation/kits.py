@@ -10,14 +10,15 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedgist import methods
 from fedgist.core.errors import FedgistError
-from fedgist.federation.protocol.policy import Policy
-from fedgist.options import options, toml_value
+from fedgist.federation.protocol.policy import COMMON, Policy
+from fedgist.options import Option, options, toml_value
 
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002
@@ -64,8 +65,10 @@ def load(path: str | Path) -> FederationFolder:
     return FederationFolder(path, known["server"], known["port"], tuple(known["sites"]))
 
 
-def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -> FederationFolder:
-    """Make certificates and kits in a folder that does not exist yet."""
+def new(
+    path: str | Path, server: str, sites: Sequence[str], port: int = PORT, rules: Policy | None = None
+) -> FederationFolder:
+    """Make certificates and kits in a folder that does not exist yet; `rules` are the policy to begin with."""
     path = Path(path).expanduser().resolve()
     if path.exists():
         raise FedgistError(f"{path} exists already; name a new folder")
@@ -89,7 +92,7 @@ def new(path: str | Path, server: str, sites: Sequence[str], port: int = PORT) -
     for site in federation.sites:
         shutil.move(produced / site, federation.kit(site))
         _close_site(federation.kit(site))
-        (federation.kit(site) / "policy.toml").write_text(policy_text(), encoding="utf-8")
+        (federation.kit(site) / "policy.toml").write_text(policy_text(rules or Policy()), encoding="utf-8")
     _settle_server(federation.server_kit)
     told = {"server": server, "port": port, "sites": federation.sites}
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in told.items())
@@ -107,14 +110,31 @@ def allow_job(kit: Path) -> None:
         _write(path, resources)
 
 
-def policy_text() -> str:
-    """A policy that allows everything, with a sentence on each rule."""
+def policy_text(rules: Policy) -> str:
+    """A policy with a sentence on each rule, and what every method's options may be."""
     lines = ["# What may leave this site. The site owns this file: nothing that a server sends can change it.\n"]
     for name, rule in options(Policy).items():
-        value = rule.default
-        written = json.dumps(list(value) if isinstance(value, tuple) else value)
-        lines.append(f"# {rule.help}\n{name} = {written}\n")
+        lines.append(f"# {rule.help}\n{name} = {toml_value(getattr(rules, name))}\n")
+    about = "What options of local training may be: values, and ranges with two dots."
+    lines.append(_ranges("options", about, "", COMMON.values(), rules))
+    for method, kind in methods.registry().items():
+        own = [
+            one
+            for name, one in options(kind.Config).items()
+            if one.safe is not None
+            if name in rules.options.get(method, {}) or one.safe != getattr(COMMON.get(name), "safe", None)
+        ]
+        if own:
+            lines.append(_ranges(f'options."{method}"', f"In {method}, if it is allowed above:", method, own, rules))
     return "\n".join(lines)
+
+
+def _ranges(table: str, about: str, method: str, known: Iterable[Option], rules: Policy) -> str:
+    lines = [f"# {about}\n[{table}]"]
+    for one in known:
+        lines += [f"# {one.reveals}"] * bool(one.reveals)
+        lines.append(f"{one.name} = {toml_value(rules.allowed(method, one))}")
+    return "\n".join(lines) + "\n"
 
 
 def _provision(work: Path, server: str, sites: Sequence[str], port: int) -> Path:

@@ -1,13 +1,21 @@
-"""Runs NVFlare's server, which says nothing when TLS turns a connection away; this does.
+"""Runs NVFlare's server or client, or fedgist, so that it ends with who started it; the server tells TLS refusals.
 
-Used as a program: python -m fedgist.federation.listener, with the arguments of NVFlare's server_train.
+Used as a program: python -m fedgist.federation.listener server, client or fedgist, with the arguments of that program.
 """
 
 import logging
 import runpy
 import ssl
+import sys
+
+from fedgist.federation.processes import end_with_parent
 
 log = logging.getLogger("fedgist")
+PROGRAMS = {
+    "server": "nvflare.private.fed.app.server.server_train",
+    "client": "nvflare.private.fed.app.client.client_train",
+    "fedgist": "fedgist",
+}
 
 
 class Watched(ssl.SSLObject):
@@ -24,5 +32,8 @@ class Watched(ssl.SSLObject):
 
 
 if __name__ == "__main__":
-    ssl.SSLContext.sslobject_class = Watched
-    runpy.run_module("nvflare.private.fed.app.server.server_train", run_name="__main__", alter_sys=True)
+    end_with_parent()
+    program = PROGRAMS[sys.argv.pop(1)]
+    if program == PROGRAMS["server"]:
+        ssl.SSLContext.sslobject_class = Watched
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

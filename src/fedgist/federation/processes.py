@@ -1,14 +1,21 @@
 """NVFlare's own processes, started and watched: of what they log, the few lines that a person needs."""
 
 import contextlib
+import fcntl
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from fedgist.core.errors import FedgistError
+
 Say = Callable[[str], None]
+LOCK = "in-use"
 
 FEDGIST = r" - fedgist - (?:INFO|WARNING|ERROR) - (?:\[identity=[^]]*\](?::| -) )?(.*)"
 AT_SITE = {
@@ -21,6 +28,7 @@ AT_SITE = {
 AT_SERVER = {
     r"New client (\S+)@\S+ joined": "site {0} is here",
     r"Re-activate the client: (\S+)": "site {0} is here again",
+    r"client:(\S+): already registered with another token": "site {0} is connected twice: its kit runs on two machines",
     r"INFO - Server started": "the server is ready; Ctrl-C ends it",
     FEDGIST: "{0}",
 }
@@ -28,13 +36,13 @@ AT_SERVER = {
 
 def client(kit: Path, site: str, organisation: str) -> list[str]:
     """The command that runs NVFlare at a site."""
-    program = [sys.executable, "-u", "-m", "nvflare.private.fed.app.client.client_train"]
+    program = [sys.executable, "-u", "-m", "fedgist.federation.listener", "client"]
     return [*program, "-m", str(kit), "-s", "fed_client.json", *_settings(organisation), f"uid={site}"]
 
 
 def server(kit: Path, organisation: str) -> list[str]:
     """The command that runs NVFlare at the server, with a word on every connection that TLS refuses."""
-    program = [sys.executable, "-u", "-m", "fedgist.federation.listener"]
+    program = [sys.executable, "-u", "-m", "fedgist.federation.listener", "server"]
     return [*program, "-m", str(kit), "-s", "fed_server.json", *_settings(organisation)]
 
 
@@ -42,10 +50,33 @@ def _settings(organisation: str) -> list[str]:
     return ["--set", "secure_train=true", f"org={organisation}", "config_folder=config"]
 
 
-def watch(command: list[str], lines: Mapping[str, str], say: Say) -> int:
+@contextlib.contextmanager
+def only_one(kit: Path) -> Iterator[int]:
+    """A lock on a kit, which what is started inherits: while any of it lives, a second start is refused.
+
+    Two that use one kit would take each other's place at the server for ever. The kernel frees the lock.
+    """
+    with (kit / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedgistError(f"{kit} is in use: another start of it, or what that left behind, still runs") from None
+        yield file.fileno()
+
+
+def in_use(kit: Path) -> bool:
+    """Whether the kit is locked."""
+    try:
+        with only_one(kit):
+            return False
+    except FedgistError:
+        return True
+
+
+def watch(command: list[str], lines: Mapping[str, str], say: Say, lock: int | None = None) -> int:
     """Run a command until it ends or is interrupted, and say in words what its log lines mean, each once in a row."""
     end_in_order()
-    process = begin(command)
+    process = begin(command, lock)
     assert process.stdout is not None
     last = ""
     try:
@@ -69,16 +100,34 @@ def end_in_order() -> None:
             signal.signal(number, _interrupt)
 
 
-def begin(command: list[str]) -> "subprocess.Popen[str]":
-    """Start a command apart from the terminal, so that Ctrl-C reaches only who watches it."""
+def begin(command: list[str], lock: int | None = None) -> "subprocess.Popen[str]":
+    """Start a command apart from the terminal, so that Ctrl-C reaches only who watches it.
+
+    Its standard input is a pipe, which ends when this process does, however that ends: `end_with_parent` waits for it.
+    """
     return subprocess.Popen(
         command,
+        pass_fds=() if lock is None else (lock,),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,
     )
+
+
+def end_with_parent(patience: float = 5.0) -> None:
+    """From now on this process ends, in order if it can, when whoever began it has ended, even by kill -9."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(patience)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def end(process: "subprocess.Popen[str]", patience: float = 5.0) -> None:
@@ -98,8 +147,9 @@ def end(process: "subprocess.Popen[str]", patience: float = 5.0) -> None:
             member.kill()
     psutil.wait_procs(stubborn, patience)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
 
 
 def _interrupt(*_: object) -> None:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 from fedgist.federation.protocol.envelope import Question
+from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, Transport, ask_introductions
-from fedgist.options import Role, having, options
+from fedgist.options import Role, having, options, toml_value
+from fedgist.words import plain, short
 
 log = logging.getLogger("fedgist")
 
@@ -77,6 +79,11 @@ def settle(
     asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
+    for name, given in Policy().outside(here.method, here.options).items():
+        log.warning(
+            f"{name} = {toml_value(getattr(here.options, name))} is outside {', '.join(map(str, given)) or 'nothing'}: "
+            f"a site refuses it unless its policy.toml allows it for {here.method}"
+        )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
     return Settled(asked, sources.from_sites(here, sites), folder)
@@ -98,10 +105,30 @@ def _architectures(sites: Sequence[str], known: Settled, transport: Transport, p
     config, task = known.config, known.inputs.task
     question = Question(config.method, list(task.shape), task.classes)
     found = ask_introductions(transport, list(sites), question, patience.timeout)
-    absent = {id: answer.why for id, answer in found.items() if isinstance(answer, Lost)}
+    unfit = {model: _misfit(known, model) for model in {*found.values()} if isinstance(model, str) and model}
+    absent = {
+        id: answer.why if isinstance(answer, Lost) else str(unfit[answer])
+        for id, answer in found.items()
+        if isinstance(answer, Lost) or unfit.get(answer)
+    }
     for id, why in sorted(absent.items()):
         log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")
     if len(sites) - len(absent) < patience.sites:
         raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
-    announced = {id: answer for id, answer in found.items() if isinstance(answer, str)}
-    return tuple(announced.get(id) or config.model for id in sorted(sites))  # dealt out in the order of the names
+    announced = {id: answer for id, answer in found.items() if id not in absent}
+    return tuple(str(announced.get(id) or config.model) for id in sorted(sites))  # dealt out in the order of the names
+
+
+def _misfit(known: Settled, model: str) -> str | None:
+    """Why a site with such a model cannot take part: there is none, it is too large, or the method wants one for all.
+
+    That is this site's misfortune, and not that of everybody.
+    """
+    try:
+        task = sources.with_architectures(replace(known.config, architectures=(model,)), known.inputs).task
+        if task.models[model].size > LARGEST_MODEL:
+            raise FedgistError(f"{model} has {short(task.models[model].size)} weights, more than a run bears")
+        methods.find(known.config.method)(known.config.options, task)
+    except FedgistError as error:
+        return plain(str(error))
+    return None

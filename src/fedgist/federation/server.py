@@ -26,7 +26,9 @@ def start(federation: FederationFolder, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
     _check_port(federation)
     say(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
-    return processes.watch(processes.server(federation.server_kit, kits.ORGANISATION), processes.AT_SERVER, say)
+    command = processes.server(federation.server_kit, kits.ORGANISATION)
+    with processes.only_one(federation.server_kit) as lock:
+        return processes.watch(command, processes.AT_SERVER, say, lock)
 
 
 def _check_port(federation: FederationFolder) -> None:

@@ -8,11 +8,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets
 from fedgist.federation import kits, processes
 from fedgist.federation.kits import FederationFolder
+from fedgist.federation.protocol import policy
+from fedgist.federation.runs import Settled
 
+TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1)
+"""What sites with parts of a known data set allow, however small their parts are."""
 READY = 60.0
 """Seconds that a server may take to come up."""
 
@@ -29,12 +34,27 @@ def names(path: Path, sites: int) -> tuple[str, ...]:
 def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> FederationFolder:
     """The federation in a folder, made if there is none, with an equal part of a data set for each site."""
     if not path.exists():
-        kits.new(path, "localhost", names(path, sites), port)
+        kits.new(path, "localhost", names(path, sites), port, TRIAL)
     federation = kits.load(path)
     for i, site in enumerate(federation.sites):
         if not (path / "data" / site / dataset).exists():
             datasets.export(dataset, path / "data" / site, data_dir, part=f"{i + 1}/{len(federation.sites)}")
     return federation
+
+
+def allow(federation: FederationFolder, settled: Settled, say: processes.Say) -> None:
+    """Have the policies of the sites, which are all ours here, let this run through; says what that took."""
+    config = settled.config
+    method = methods.find(config.method)(config.options, settled.inputs.task)
+    for site in federation.sites:
+        path = federation.kit(site) / "policy.toml"
+        rules = policy.load(path)
+        try:
+            rules.check_run(method)
+            rules.check_options(method.name, config.options)
+        except policy.Refused as why:
+            say(f"{path} is written anew for this trial, because {why}")
+            path.write_text(kits.policy_text(policy.opened(method, rules)), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -48,7 +68,7 @@ def running(federation: FederationFolder, dataset: str, say: processes.Say) -> I
         commands[site] = ["site", "start", str(federation.kit(site)), "--data", str(data)]
     with contextlib.ExitStack() as stack:
         for name, arguments in commands.items():
-            process = processes.begin([sys.executable, "-m", "fedgist", *arguments])
+            process = processes.begin([sys.executable, "-m", "fedgist.federation.listener", "fedgist", *arguments])
             stack.callback(processes.end, process, 20.0)
             threading.Thread(target=_forward, args=(name, process, say, up), daemon=True).start()
             if name == "server":

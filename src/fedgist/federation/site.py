@@ -6,7 +6,7 @@ import ssl
 from dataclasses import asdict
 from pathlib import Path
 
-from fedgist import engines
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.federation import kits, processes, site_setup
 from fedgist.federation.protocol import policy
@@ -15,6 +15,8 @@ from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.site_setup import Settings
 
 SETTINGS = "site.json"
+LAST = 5
+"""Runs and refusals that `status` shows."""
 
 
 class ProvisionedSite(FlareSite):
@@ -28,7 +30,7 @@ class ProvisionedSite(FlareSite):
 def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     """Run a site until it is interrupted; what a user may have got wrong is found before anything is started."""
     name, target = _identity(kit)
-    rules = policy.load(kit / "policy.toml")
+    rules = _rules(kit)
     engines.executor(settings.engine, settings.device)
     train, test = site_setup.read_images(Path(settings.data))
     if settings.model:
@@ -36,9 +38,41 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     _check_certificate(kit, *target)
     (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
     say(f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}")
-    say(f"policy: methods {', '.join(rules.methods)}; messages {', '.join(rules.messages)}; {kit / 'policy.toml'}")
+    say(_summary(rules, kit))
     say(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
-    return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, say)
+    with processes.only_one(kit) as lock:
+        return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, say, lock)
+
+
+def status(kit: Path) -> list[str]:
+    """What a person wants to know of a site: whether it runs, what may leave, what could leave in its last runs."""
+    name, (host, port) = _identity(kit)
+    lines = [f"site {name} of the server {host}:{port}; {'running' if processes.in_use(kit) else 'not running'}"]
+    lines.append(_summary(_rules(kit), kit))
+    audit = kit / "fedgist" / "audit.jsonl"
+    notes = [json.loads(line) for line in audit.read_text("utf-8").splitlines()] if audit.is_file() else []
+    for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
+        lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
+    for note in [note for note in notes if note.get("refused")][-LAST:]:
+        lines.append(f"{note['time']} refused: {note['why']}")
+    return lines
+
+
+def _rules(kit: Path) -> policy.Policy:
+    """The policy of a kit; one with a mistyped name, which would be no rule at all, is an error."""
+    rules = policy.load(kit / "policy.toml")
+    try:
+        policy.check_names(rules, methods.registry())
+    except FedgistError as error:
+        raise FedgistError(f"{kit / 'policy.toml'}: {error}") from error
+    return rules
+
+
+def _summary(rules: policy.Policy, kit: Path) -> str:
+    named = [name for name in rules.methods if name not in (policy.SUMS, policy.EVERYTHING)]
+    sums = ["methods that show only sums"] if len(named) < len(rules.methods) else []
+    allowed = ", ".join([*sums, *named]) or "no method"
+    return f"policy: {allowed}; messages {', '.join(rules.messages)}; {kit / 'policy.toml'}"
 
 
 def _identity(kit: Path) -> tuple[str, tuple[str, int]]:

@@ -19,6 +19,9 @@ from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.options import build
+from fedgist.words import short
+
+MOST_CLASSES, LONGEST_SPEC = 10_000, 200
 
 
 @dataclass(frozen=True)
@@ -38,25 +41,35 @@ def make_host(site: str, folder: Path, settings: Settings, rules: Policy) -> Sit
         torch.set_num_threads(settings.threads)
 
     def prepare(start: Start) -> tuple[Method, ClientData]:
-        task = task_of(start)
         config: Any = build(methods.find(start.method).Config, start.options)
+        rules.check_options(start.method, config)
+        task = task_of(start, rules)
         return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
 
     executor = engines.executor(settings.engine, settings.device)
     return SiteHost(site, folder, prepare, executor, rules, settings.model)
 
 
-def task_of(start: Start) -> Task:
+def task_of(start: Start, rules: Policy) -> Task:
     """The task that a run's start describes. The server's unlabelled images stay there: one blank stands for them."""
     told = start.task
     try:
+        if len(told["models"]) > rules.max_models:
+            raise Refused(f"its policy allows a run {rules.max_models} architectures, and this one names more")
+        if max(map(len, map(str, told["models"])), default=0) > LONGEST_SPEC:
+            raise Refused(f"a model is described in at most {LONGEST_SPEC} letters here")
+        if not 0 < int(told["classes"]) <= MOST_CLASSES:
+            raise Refused(f"a run is about at most {MOST_CLASSES:,} classes here")
         channels, height, width = (int(side) for side in told["shape"])
         shape, classes = (channels, height, width), int(told["classes"])
         named = {str(spec): _model(str(spec), shape, classes) for spec in told["models"]}
+        for spec, model in named.items():
+            if model.size > rules.max_model:
+                raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
         low, high = (tuple(map(float, told[end])) for end in ("low", "high"))
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
         return Task(shape, classes, low, high, named, str(told["model"]), proxy)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
 

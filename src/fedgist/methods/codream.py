@@ -25,11 +25,23 @@ from fedgist.synthesis.inversion import DreamOptions, Unsure
 
 @dataclass(frozen=True)
 class Config(fg.TaughtOptions, DreamOptions, SpaceOptions):
-    collaborate: bool = fg.option(True, "Dream together; false is the control, each client alone, pooled at a server.")
-    offload: bool = fg.option(False, "Clients show their models, and the server dreams in their place.")
+    collaborate: bool = fg.option(
+        True,
+        "Dream together; false is the control, each client alone, pooled at a server.",
+        safe=(True,),
+        reveals="Alone, the server sees each site's dreams.",
+    )
+    offload: bool = fg.option(
+        False,
+        "Clients show their models, and the server dreams in their place.",
+        safe=(False,),
+        reveals="The server sees each site's model.",
+    )
     exchanges: int = fg.option(2000, "Exchanges in which a batch is dreamt.", low=1)
     dream_optimiser: str = fg.option("distadam", "How clients' updates of the dreams are combined.", choices=NAMES)
-    local_steps: int = fg.option(5, "fedavg, fedadam: Adam steps M of a client in an exchange.", low=1)
+    local_steps: int = fg.option(
+        5, "fedavg, fedadam: Adam steps M of a client in an exchange.", low=1, safe=("1..100",)
+    )
     dream_lr: float = fg.option(0.05, "Learning rate of the dreams.", above=0)
     server_lr: float | None = fg.option(None, "fedavg, fedadam: rate of the server, if not 1 and dream_lr.", above=0)
     adaptive: float = fg.option(0.0, "distadam: weight of seeking where the student is unsure, once it learns.", low=0)
@@ -42,7 +54,7 @@ class Dreams:
     """The dreams x̂, or the codes and the generator that make them; reply in this unit, in so many bits."""
 
     v: fg.Params = fg.wire(fg.float32, fg.float16, shape="dreams")
-    unit: float = fg.wire(paper=False)
+    unit: float = fg.wire(paper=False, low=0)
     bits: int = fg.wire(torch.int64, paper=False)
 
 
@@ -50,8 +62,8 @@ class Dreams:
 class DreamUpdate:
     """The gradient of ℓ̃_k (or what M local steps did to the dreams) times p_k / unit, and p_k / unit."""
 
-    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True)
-    p: float = fg.wire(additive=True, paper=False)
+    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p")
+    p: float = fg.wire(additive=True, paper=False, low=0)
 
 
 @fg.message
@@ -65,8 +77,8 @@ class Label:
 class SoftLabels:
     """p_k times what the client's model says about the dreams, and p_k."""
 
-    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True)
-    p: float = fg.wire(additive=True, paper=False)
+    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
 
 
 @fg.message
@@ -94,7 +106,7 @@ class ShownModel:
     """A client's model and p_k, which the server sees."""
 
     w: fg.Params
-    p: float = fg.wire(paper=False)
+    p: float = fg.wire(paper=False, low=0, high=1)
 
 
 class CoDream(fg.Taught[Config]):
@@ -135,7 +147,7 @@ class CoDream(fg.Taught[Config]):
         warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")
 
     def bounds(self, model: str) -> fg.Bounds:
-        sizes = {"count": self.config.dreams, "size": math.prod(self.space.shape)}
+        sizes = {"count": self.config.dreams, "size": fg.Exactly(math.prod(self.space.shape))}
         return {**super().bounds(model), "dreams": self.space.shapes, **sizes}
 
     def traffic(self) -> int:

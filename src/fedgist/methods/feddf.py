@@ -29,7 +29,7 @@ class Whole:
     """All of w_k, which the ensemble needs, and p_k."""
 
     w: fg.Params = fg.wire(shape="whole")
-    p: float = fg.wire(paper=False)
+    p: float = fg.wire(paper=False, low=0, high=1)
 
 
 class FedDF(fg.SentWeights[Config]):

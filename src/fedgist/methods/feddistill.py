@@ -32,8 +32,8 @@ class Global:
 class Local:
     """The client's mean logits by label (zeros for those it does not hold), and which it holds: to be summed."""
 
-    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True)
-    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
+    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders")
+    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1)
 
 
 class FedDistill(fg.OwnModel[Config]):

@@ -31,11 +31,11 @@ class Global:
 class Local:
     """p_k w_k, the client's mean logits by label, which labels it holds, and p_k: all to be summed."""
 
-    pw: fg.Params = fg.wire(shape="weights", additive=True)
-    statistics: fg.Params = fg.wire(shape="statistics", additive=True, paper=False)
-    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True)
-    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
-    p: float = fg.wire(additive=True, paper=False)
+    pw: fg.Params = fg.wire(shape="weights", additive=True, per="p")
+    statistics: fg.Params = fg.wire(shape="statistics", additive=True, paper=False, per="p")
+    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders")
+    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1)
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
 
 
 class FedDistillPlus(fg.GlobalModel[Config]):

@@ -26,11 +26,29 @@ from fedgist.synthesis.pixels import pixel_range
 
 @dataclass(frozen=True)
 class Config(fg.SurrogateOptions):
-    steps: int = fg.option(1000, "Matching steps T of a client, a round; 0 sends what they start from.", low=0)
-    batch: int = fg.option(256, "Real samples of each class in a step; all of them where there are fewer.", low=1)
+    steps: int = fg.option(
+        1000,
+        "Matching steps T of a client, a round; 0 sends what they start from.",
+        low=0,
+        safe=("100..100000",),
+        reveals="The fewer steps, the more an image is what it started from.",
+    )
+    batch: int = fg.option(
+        256,
+        "Real samples of each class in a step; all of them where there are fewer.",
+        low=1,
+        safe=("32..4096",),
+        reveals="Images that are matched with few samples look like them.",
+    )
     lr: float = fg.option(1.0, "Learning rate of the synthetic images.", above=0)
     momentum: float = fg.option(0.5, "Momentum of the synthetic images.", low=0, high=0.9999)
-    init: str = fg.option("real", "What synthetic images start as: real samples or noise.", choices=("real", "noise"))
+    init: str = fg.option(
+        "real",
+        "What synthetic images start as: real samples or noise.",
+        choices=("real", "noise"),
+        safe=("noise",),
+        reveals="Images that start as real samples often stay recognisably close to them.",
+    )
     augmentation: tuple[str, ...] = fg.option(
         (), "Siamese augmentation of real and synthetic images, as in color,crop,cutout.", choices=KINDS
     )

@@ -41,12 +41,14 @@ class Config(fg.GlobalModelOptions):
     guided_steps: int | None = fg.option(
         None, "Local steps that are guided: 20 with loss=code, all with loss=paper.", low=0
     )
-    generated: int = fg.option(0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0)
+    generated: int = fg.option(
+        0, "Generated features in a local step, B_G; 0 is as many as samples.", low=0, safe=("0..4096",)
+    )
     noise: str = fg.option(
         "auto", "Noise of the generator; auto is uniform with loss=code.", choices=("auto", "normal", "uniform")
     )
-    noise_size: int = fg.option(32, "Dimensions of the noise.", low=1)
-    hidden: int = fg.option(256, "Hidden units of the generator.", low=1)
+    noise_size: int = fg.option(32, "Dimensions of the noise.", low=1, safe=("1..1024",))
+    hidden: int = fg.option(256, "Hidden units of the generator.", low=1, safe=("1..4096",))
     generator_steps: int = fg.option(50, "Steps of the generator a round.", low=0)
     generator_batch: int = fg.option(32, "Samples in a batch of the generator.", low=2)
     generator_lr: float = fg.option(3e-4, "Learning rate of the generator (Adam) in the first round.", above=0)
@@ -99,11 +101,11 @@ class Upload:
     """θ_k and c_k (line 11): the head to see, the extractor as p_k θ_k to sum; p_k = n_k / n_ref."""
 
     head: fg.Params = fg.wire(shape="head")
-    extractor: fg.Params = fg.wire(shape="extractor", additive=True)
-    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False)
-    counts: fg.Params = fg.wire(shape="summed counts", additive=True)
-    own_counts: fg.Params = fg.wire(shape="shown counts")
-    p: float = fg.wire(paper=False)
+    extractor: fg.Params = fg.wire(shape="extractor", additive=True, per="p")
+    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False, per="p")
+    counts: fg.Params = fg.wire(shape="summed counts", additive=True, low=0)
+    own_counts: fg.Params = fg.wire(shape="shown counts", low=0)
+    p: float = fg.wire(paper=False, low=0, high=1)
 
 
 class FedGen(fg.GlobalModel[Config]):

@@ -16,10 +16,10 @@ from fedgist.learning.local_updates import effective_steps
 class Normalised:
     """p_i d_i, p_i ‖a_i‖₁ and p_i (and p_i times the BatchNorm statistics), of which the server sees only the sums."""
 
-    pd: fg.Params = fg.wire(shape="weights", additive=True)
-    statistics: fg.Params = fg.wire(shape="statistics", additive=True)
-    pa: float = fg.wire(additive=True)
-    p: float = fg.wire(additive=True, paper=False)
+    pd: fg.Params = fg.wire(shape="weights", additive=True, per="p")
+    statistics: fg.Params = fg.wire(shape="statistics", additive=True, per="p")
+    pa: float = fg.wire(additive=True, low=0, per="p")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
 
 
 class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):

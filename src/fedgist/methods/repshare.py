@@ -33,16 +33,35 @@ class Choices:
     )
     lambda_disc: float = fg.option(1.0, "Weight of the contrastive discriminator loss.", low=0)
     classes: tuple[int, ...] = fg.option((), "Classes of which representations are released; without it, all.", low=0)
-    share: float = fg.option(1.0, "Share of the samples of each class that released averages may use.", low=0, high=1)
+    share: float = fg.option(
+        1.0,
+        "Share of the samples of each class that released averages may use.",
+        low=0,
+        high=1,
+        safe=("0.5..1",),
+        reveals="Averages over a small share are nearly the features of single samples.",
+    )
     peers: tuple[str, ...] = fg.option((), "Clients listened to, then alone in global means too; without it, all.")
 
 
 @dataclass(frozen=True)
 class Config(fg.OwnModelOptions, Choices):
     reduction: str = fg.option("code", "Losses are means (code) or sums (paper) over features and classes.", REDUCTIONS)
-    n_avg: int = fg.option(10, "Samples that an observation averages, at most.", low=1)
-    m_up: int = fg.option(1, "Observations of each class that a client sends in a round.", low=0)
-    m_down: int = fg.option(1, "Observations of each class that a client receives in a round.", low=0)
+    n_avg: int = fg.option(
+        10,
+        "Samples that an observation averages, at most.",
+        low=1,
+        safe=("10..1000000",),
+        reveals="An average over few samples is nearly their features, seen of each site.",
+    )
+    m_up: int = fg.option(
+        1,
+        "Observations of each class that a client sends in a round.",
+        low=0,
+        safe=("0..2",),
+        reveals="From many averages over the same samples the samples' features can be worked out.",
+    )
+    m_down: int = fg.option(1, "Observations of each class that a client receives in a round.", low=0, safe=("0..100",))
     exclude_self: bool = fg.option(True, "A client never receives its own observations.")
     means: str = fg.option(
         "global", "Global class means from everybody's sums, or those of received observations.", ("global", "received")
@@ -51,7 +70,12 @@ class Config(fg.OwnModelOptions, Choices):
         0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0
     )
     train_offline: bool = fg.option(True, "A client that was away has gone on training with what it heard last.")
-    choices: tuple[str, ...] = fg.option((), "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.")
+    choices: tuple[str, ...] = fg.option(
+        (),
+        "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.",
+        safe=(),
+        reveals="They set the options above for one site.",
+    )
 
 
 @fg.message
@@ -59,9 +83,9 @@ class Lesson:
     """Learn from these: t̄^c for the classes that are known, and observations t^c_m for those that were observed."""
 
     means: Tensor = fg.wire(shape=("global", "classes", "features"))
-    known: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    known: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
     observations: Tensor = fg.wire(shape=("down", "classes", "features"))
-    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
 
 
 @fg.message
@@ -73,10 +97,10 @@ class Fetch:
 class Representations:
     """Sums of features by class with their counts, seen only as totals; and observations, means of a few features."""
 
-    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True)
-    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False)
+    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True, per="counts")
+    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0)
     observations: Tensor = fg.wire(shape=("up", "classes", "features"))
-    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False)
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
 
 
 class RepresentationSharing(fg.OwnModel[Config]):
@@ -109,8 +133,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
                 raise fg.FedgistError(f"classes: {last} is no class, the last one is {task.classes - 1}")
 
     def bounds(self, model: str) -> fg.Bounds:
-        sizes = {"features": self.model.feature_size, "up": self.config.m_up, "down": self.config.m_down, "global": 1}
-        return {**super().bounds(model), **sizes}
+        sizes = {"up": self.config.m_up, "down": self.config.m_down, "global": 1}
+        return {**super().bounds(model), **sizes, "features": fg.Exactly(self.model.feature_size)}
 
     # The relay
 

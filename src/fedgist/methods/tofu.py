@@ -80,9 +80,9 @@ class Updates(Encoded):
 class Upload(Encoded):
     """A client's update of the model after `version` updates; p_k = n_k / n_ref, and p_k times what is summed."""
 
-    version: int = fg.wire(torch.int64, paper=False)
-    p: float = fg.wire(paper=False)
-    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False)
+    version: int = fg.wire(torch.int64, paper=False, low=0)
+    p: float = fg.wire(paper=False, low=0, high=1)
+    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False, per="p")
     cosine: float = fg.wire(additive=True, paper=False)
 
 
@@ -110,10 +110,10 @@ class TOFU(fg.ServerModel[Config]):
         self.worth_catching_up = encoded_updates.worth_sending(self.encoder, config.images)
 
     def bounds(self, model: str) -> fg.Bounds:
-        channels, height, width = self.encoder.shape
-        sent = {"images": self.config.images, "channels": channels, "height": height, "width": width}
+        sides = dict(zip(("channels", "height", "width"), map(fg.Exactly, self.encoder.shape), strict=True))
+        sent = {"images": self.config.images, **sides}
         ends = self.config.images if self.config.pixels == "uint8" else 0
-        rest = {"bytes": ends, "layers": len(self.encoder.layers), "statistics": self.encoder.statistics}
+        rest = {"bytes": ends, "layers": fg.Exactly(len(self.encoder.layers)), "statistics": self.encoder.statistics}
         return {**super().bounds(model), "updates": self.worth_catching_up, **sent, **rest}
 
     def server_init(self, rng: fg.Rng) -> fg.State:
@@ -133,7 +133,7 @@ class TOFU(fg.ServerModel[Config]):
         uploads, w = [answers[id] for id in answers], state["w"]
         held = {id: answers[id].version + (self.config.single and answers[id].p > 0) for id in answers}
         state = {**state, "held": {**state["held"], **held}}
-        usable = [upload for upload in uploads if upload.p > 0 and upload.version == state["version"]]
+        usable = [each for each in uploads if each.p > 0 and each.version == state["version"] and self.complete(each)]
         if not usable:
             return state
         for upload in usable:
@@ -171,6 +171,12 @@ class TOFU(fg.ServerModel[Config]):
     async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
         cosines = {name: float(cosine) for name, cosine in state["cosine"].items()}
         return {**await super().evaluate(state, fed, test), **cosines}
+
+    def complete(self, upload: Upload) -> bool:
+        """Whether it is one update in the agreed form, of which a declaration gives only the largest size."""
+        (updates, images), small = upload.images.shape[:2], self.encoder.pixels == fg.uint8
+        right = (upload.images.dtype == fg.uint8) == small and upload.ends.shape[1] == images * small
+        return updates == 1 and images > 0 and right
 
     def on_wire(self, sent: Sent) -> Sent:
         return {**sent, "images": sent["images"].to(self.encoder.pixels)}

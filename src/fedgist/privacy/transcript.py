@@ -52,7 +52,7 @@ class Transcript:
         if kept.tag not in self.types:
             raise FedgistError(f"{kept.path} is a message {kept.tag}, which {self.method.name} does not have")
         try:
-            return self.codec.decode(self.types[kept.tag], kept.path.read_bytes())
+            return self.codec.decode(self.types[kept.tag], kept.path.read_bytes(), trusted=True)
         except WireError as error:
             raise FedgistError(f"{kept.path} cannot be read: {error}") from error
 

@@ -107,11 +107,11 @@ def _double(x: Tensor) -> Tensor:
 class SpaceOptions:
     """Where dreams live; method configurations inherit these."""
 
-    dreams: int = option(256, "Dreams in a batch; one batch is made a round.", low=2)
+    dreams: int = option(256, "Dreams in a batch; one batch is made a round.", low=2, safe=("2..4096",))
     layer: str | None = option(None, "Dream activations that enter this layer of a common model instead of images.")
     generator: bool = option(False, "Fast variant: dreams come from a generator that is shared and optimised.")
-    noise: int = option(256, "Size of the generator's codes.", low=1)
-    width: int = option(64, "Channels of the generator's last hidden layer.", low=1)
+    noise: int = option(256, "Size of the generator's codes.", low=1, safe=("1..4096",))
+    width: int = option(64, "Channels of the generator's last hidden layer.", low=1, safe=("1..1024",))
 
 
 def dream_space(options: SpaceOptions, task: Task) -> FreeDreams | GeneratedDreams:

@@ -26,8 +26,8 @@ PIXELS = {"float32": torch.float32, "float16": torch.float16, "uint8": torch.uin
 class EncoderOptions:
     """In what updates are encoded, and how; method configurations inherit these."""
 
-    images: int = option(64, "Synthetic images that encode an update, N.", low=1)
-    iterations: int = option(1000, "Iterations of the encoder.", low=0)
+    images: int = option(64, "Synthetic images that encode an update, N.", low=1, safe=("1..1024",))
+    iterations: int = option(1000, "Iterations of the encoder.", low=0, safe=("0..100000",))
     encoder_lr: float = option(0.1, "Learning rate of images, labels and weights (Adam).", above=0)
     objective: str = option(
         "layers", "Cosine that is fitted: global (Eq. 3), mean of layers, decoded.", choices=OBJECTIVES

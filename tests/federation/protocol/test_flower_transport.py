@@ -13,8 +13,10 @@ from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.engines import executor
 from fedgist.federation.protocol.envelope import Question, Refusal, seal, unseal
+from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedgist[flower]'")
 
@@ -45,7 +47,8 @@ def test_flower_gives_the_same(
 
     def make_host(context: Context) -> SiteHost:
         id = name_of(context)
-        return SiteHost(id, tmp_path / id, lambda start: (built, inputs.sites[id]), executor("sequential"))
+        rules = opened(built, TRIAL)
+        return SiteHost(id, tmp_path / id, lambda start: (built, inputs.sites[id]), executor("sequential"), rules)
 
     nodes = {90 + number: {"site-name": id} for number, id in enumerate(inputs.sites)}
     transport = FlowerTransport(InProcess(client_app(name_of, make_host), nodes), poll=0)

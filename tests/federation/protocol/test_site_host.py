@@ -90,9 +90,11 @@ def test_the_words_of_an_error_stay_at_the_site(tmp_path: Path, caplog: pytest.L
     [
         (Policy(methods=("fedavg",)), seal(Question("asking", [1], 2)), "does not allow the method asking"),
         (Policy(methods=("fedavg",)), seal(START), "does not allow the method asking"),
-        (Policy(messages=("Local",)), seal(START), "allows none of the messages of asking"),
-        (Policy(min_samples_per_class=9), seal(START), "none of its classes has the 9 samples"),
-        (Policy(messages=("Shown",)), request(), r"does not allow asking.Pong to leave"),
+        (Policy(), seal(START), "does not allow the method asking, which shows Pong, Shown of each site"),
+        (Policy(methods=("all",)), seal(START), "does not allow the method asking, which shows Pong, Shown"),
+        (Policy(("asking",), messages=("Local",)), seal(START), "allows none of the messages of asking"),
+        (Policy(("asking",), min_samples_per_class=9), seal(START), "none of its classes has the 9 samples"),
+        (Policy(("asking",), ("Shown",), min_samples_per_class=1), request(), "does not allow asking.Pong to leave"),
     ],
 )
 def test_outside_the_policy(rules: Policy, sent: bytes, why: str, tmp_path: Path, caplog: Any) -> None:
@@ -118,6 +120,12 @@ def test_the_audit_log_has_every_envelope(tmp_path: Path) -> None:
     answers = [site.handle(data) for data in sent]
     lines = [json.loads(line) for line in (tmp_path / "a" / "audit.jsonl").read_text().splitlines()]
     travelled = [data for pair in zip(sent, answers, strict=True) for data in pair]
+    said = [line for line in lines if line["direction"] == "leaves"]
+    assert [line["leave"] for line in said] == [
+        ["Shown: asked as they are", "Pong: asked as they are; total to be summed"]
+    ]
+    assert lines.index(said[0]) == 1  # before the first answer of the run
+    lines = [line for line in lines if line["direction"] != "leaves"]
     assert [line["direction"] for line in lines] == ["in", "out"] * 3
     assert [line["sha256"] for line in lines] == [hashlib.sha256(data).hexdigest() for data in travelled]
     assert [line["bytes"] for line in lines] == list(map(len, travelled))

@@ -92,7 +92,7 @@ class Run:
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows if "accuracy" in row]
+        return [row for row in self.rows if row.get("accuracy") is not None]
 
     @cached_property
     def accuracies(self) -> dict[int, float]:

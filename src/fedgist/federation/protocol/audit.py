@@ -1,4 +1,4 @@
-"""A site's audit log: one line of JSON for every envelope that came in or went out."""
+"""A site's audit log: one line of JSON for every envelope that came in or went out, and for what a run may take."""
 
 import hashlib
 import json
@@ -16,12 +16,9 @@ class Audit:
 
     def write(self, direction: str, data: bytes, **about: Any) -> None:
         """Note an envelope: when, its size and digest, and what is known about it."""
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "direction": direction,
-            **about,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        self.note(direction, **about, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def note(self, direction: str, **about: Any) -> None:
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "direction": direction, **about}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -14,7 +14,8 @@ from typing import Any
 
 from fedgist.core.message import WireError
 
-LONGEST_HEADER = 1 << 20
+LONGEST_HEADER = 1 << 16
+LONGEST_TEXT = 1000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
 
@@ -106,7 +107,7 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
     if len(data) < 8 or length > min(len(data) - 8, LONGEST_HEADER):
         raise WireError("not an envelope: cut short")
     try:
-        fields = json.loads(data[8 : 8 + length])
+        fields = json.loads(data[8 : 8 + length], parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise WireError("not an envelope: unreadable header") from error
     kind = KINDS.get(str(fields.pop("kind", ""))) if isinstance(fields, dict) else None
@@ -120,12 +121,18 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
     return kind(**fields), data[8 + length :]
 
 
+def _no_number(name: str) -> None:
+    """JSON knows no NaN and no infinity; Python's reader does."""
+    raise ValueError(name)
+
+
 def _check(kind: str, name: str, value: Any, hint: Any) -> None:
     base, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     good = type(value) is base and (base is not int or 0 <= value < 1 << 63)
     if good and base is list:
         good = len(value) < 100 and all(type(item) is inner[0] for item in value)
     texts = value if base is list else [value]
+    good = good and all(len(text) <= LONGEST_TEXT for text in texts if isinstance(text, str))
     if good and name in ("run", "version", "state", "keep", "phase"):
         good = all(NAME.fullmatch(text) or (name == "state" and text == "") for text in texts)
     if not good:

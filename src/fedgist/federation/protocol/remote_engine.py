@@ -1,7 +1,8 @@
 """The federation across machines: rounds are driven here, sites answer elsewhere, and a transport carries the bytes.
 
-Whatever comes back is checked before it is believed: a reply that does not decode is that site's failure, is said so
-by name, and the exchange goes on without it. Peer-to-peer topologies are not for this engine: it is the server.
+Whatever comes back is checked before it is believed: a reply that does not decode, holds numbers outside the range of
+their field or is out of all proportion is that site's failure, is said so by name, and the exchange goes on without it.
+Peer-to-peer topologies are not for this engine: it is the server.
 """
 
 import logging
@@ -23,7 +24,7 @@ from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.task import Task
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits
+from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits, outliers
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
     Header,
@@ -38,6 +39,7 @@ from fedgist.federation.protocol.envelope import (
     unseal,
 )
 from fedgist.options import options
+from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
@@ -61,7 +63,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait, and for whom."""
+    """How long to wait, for whom, and how much of one site to bear."""
 
     timeout: float = 600.0
     """Seconds until a site that does not answer is given up for the rest of the job."""
@@ -69,6 +71,8 @@ class Patience:
     """The share of the asked sites whose answers suffice; below 1, ask more than needed and take the first."""
     sites: int = 1
     """The fewest sites to go on with."""
+    max_norm: float = 100.0
+    """How many times as large as the median of the round what a site adds may be, for its weight."""
 
     def count(self, asked: int, at_least: int) -> int:
         """How many answers end an exchange."""
@@ -197,6 +201,9 @@ class RemoteEngine(Engine):
         for id in misfits(ask.reply, replies):
             self._miss(id, f"sent {tag_of(ask.reply)} in another shape than the others")
             del replies[id]
+        for id, what in outliers(ask.reply, replies, self.patience.max_norm).items():
+            self._miss(id, f"sent {tag_of(ask.reply)} with {what}; more than {self.patience.max_norm:g} is --max-norm")
+            del replies[id]
         self.working |= {id: version for id, version in changed.items() if id in replies}
         return replies
 
@@ -221,6 +228,7 @@ class RemoteEngine(Engine):
         return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
 
     def _miss(self, id: str, why: str) -> None:
+        why = plain(why)
         if self.missing.get(id) != why:  # once a round, however many exchanges it has
             log.warning(f"{self.phase} {self.round}: site {id} {why}")
         self.missing[id] = why
@@ -248,7 +256,7 @@ class RemoteEngine(Engine):
             try:
                 _open(answer, Ready)
             except (WireError, SiteFailure) as error:
-                self.gone[id] = str(error)
+                self.gone[id] = plain(str(error))
                 self._miss(id, f"does not take part: {error}")
         self._check_enough()
 
@@ -267,9 +275,9 @@ def ask_introductions(
     found: dict[str, str | Lost] = {}
     for id, answer in transport.exchange(asked, timeout, len(ids)).items():
         try:
-            found[id] = answer if isinstance(answer, Lost) else _open(answer, Introduction)[0].model
+            found[id] = answer if isinstance(answer, Lost) else plain(_open(answer, Introduction)[0].model, 100)
         except (WireError, SiteFailure) as error:
-            found[id] = Lost(str(error))
+            found[id] = Lost(plain(str(error)))
     return found
 
 

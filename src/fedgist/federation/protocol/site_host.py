@@ -7,6 +7,7 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 
 import dataclasses
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol.audit import Audit
+from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
     Header,
     Introduction,
@@ -35,7 +37,8 @@ from fedgist.federation.protocol.envelope import (
     seal,
     unseal,
 )
-from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.policy import Policy, Refused, leaves
+from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
@@ -133,7 +136,8 @@ class SiteHost:
                 header, body = unseal(data)
                 about = _about(header)
                 self.audit.write("in", data, **about)
-                answered, payload = self._answer(header, body)
+                with within_seconds(self.policy.max_seconds):
+                    answered, payload = self._answer(header, body)
             except Exception as error:
                 if about["kind"] == "unreadable":
                     self.audit.write("in", data, **about)
@@ -163,7 +167,7 @@ class SiteHost:
                 f"this site runs {self.model}, and the run wants {start.model} of it: start the site without a model"
             )
         method, data = self.prepare(start)
-        self.policy.check_any_reply(method)
+        self.policy.check_run(method)
         place = self.executor.place
         data = self.policy.admit(data).to(place.device, place.dtype)
         folder = self._folder(start.run)
@@ -171,8 +175,17 @@ class SiteHost:
         run = SiteRun(self.id, start, method, data, self.executor, folder)
         with storage.replacing(folder / "start.envelope") as draft:
             draft.write_bytes(seal(start))
-        log.info(f"site {self.id} takes part in {start.run} with {start.model}")
+        self._forget_old_runs()
+        leave = leaves(method, self.policy)
+        self.audit.note("leaves", kind="Leaves", run=start.run, method=start.method, model=start.model, leave=leave)
+        log.info(f"site {self.id} takes part in {start.run} with {start.model}; what may leave: {' | '.join(leave)}")
         return run
+
+    def _forget_old_runs(self) -> None:
+        """Of all runs but the last few nothing is kept: a server could start as many as the disk holds."""
+        runs = sorted((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in runs[self.policy.max_runs :]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -187,10 +200,10 @@ class SiteHost:
 
     def _refusal(self, error: Exception) -> Refusal:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
-        why = " ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+        why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
         if isinstance(error, (Refused, WireError, SiteFailure)):
-            return Refusal(isinstance(error, Refused), str(error))
+            return Refusal(isinstance(error, Refused), plain(str(error)))
         return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
 
 
