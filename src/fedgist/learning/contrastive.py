@@ -13,9 +13,28 @@ from torch import Tensor
 
 from fedgist.core.message import Params
 from fedgist.core.task import Model, Output
+from fedgist.options import option
 
 REDUCTIONS = ("code", "paper")
 """`paper`: sums over features and classes, as printed; `code`: means, which is how the published numbers were made."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What every client decides for itself."""
+
+    lambda_kd: float = option(10.0, "Weight of the distance to the global representation of a sample's class.", low=0)
+    lambda_disc: float = option(1.0, "Weight of the contrastive discriminator loss.", low=0)
+    classes: tuple[int, ...] = option((), "Classes of which representations are released; without it, all.", low=0)
+    share: float = option(
+        1.0,
+        "Share of the samples of each class that released averages may use.",
+        low=0,
+        high=1,
+        safe=("0.5..1",),
+        reveals="Averages over a small share are nearly the features of single samples.",
+    )
+    peers: tuple[str, ...] = option((), "Clients listened to, then alone in global means too; without it, all.")
 
 
 def log_agreement(students: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:

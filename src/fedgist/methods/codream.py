@@ -31,17 +31,10 @@ class Config(fg.TaughtOptions, DreamOptions, SpaceOptions):
         safe=(True,),
         reveals="Alone, the server sees each site's dreams.",
     )
-    offload: bool = fg.option(
-        False,
-        "Clients show their models, and the server dreams in their place.",
-        safe=(False,),
-        reveals="The server sees each site's model.",
-    )
+    offload: bool = fg.option(False, "Clients show their models, and the server dreams for them.", safe=(False,))
     exchanges: int = fg.option(2000, "Exchanges in which a batch is dreamt.", low=1)
     dream_optimiser: str = fg.option("distadam", "How clients' updates of the dreams are combined.", choices=NAMES)
-    local_steps: int = fg.option(
-        5, "fedavg, fedadam: Adam steps M of a client in an exchange.", low=1, safe=("1..100",)
-    )
+    local_steps: int = fg.option(5, "fedavg, fedadam: Adam steps M of a client an exchange.", low=1, safe=("1..100",))
     dream_lr: float = fg.option(0.05, "Learning rate of the dreams.", above=0)
     server_lr: float | None = fg.option(None, "fedavg, fedadam: rate of the server, if not 1 and dream_lr.", above=0)
     adaptive: float = fg.option(0.0, "distadam: weight of seeking where the student is unsure, once it learns.", low=0)

@@ -21,27 +21,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.families.own_choices import OwnChoices
-from fedgist.learning.contrastive import REDUCTIONS, Averager, RepresentationLoss, chosen, draw
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What every client decides for itself."""
-
-    lambda_kd: float = fg.option(
-        10.0, "Weight of the distance to the global representation of a sample's class.", low=0
-    )
-    lambda_disc: float = fg.option(1.0, "Weight of the contrastive discriminator loss.", low=0)
-    classes: tuple[int, ...] = fg.option((), "Classes of which representations are released; without it, all.", low=0)
-    share: float = fg.option(
-        1.0,
-        "Share of the samples of each class that released averages may use.",
-        low=0,
-        high=1,
-        safe=("0.5..1",),
-        reveals="Averages over a small share are nearly the features of single samples.",
-    )
-    peers: tuple[str, ...] = fg.option((), "Clients listened to, then alone in global means too; without it, all.")
+from fedgist.learning.contrastive import REDUCTIONS, Averager, Choices, RepresentationLoss, chosen, draw
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,10 @@ class TOFU(fg.ServerModel[Config]):
 
     def bounds(self, model: str) -> fg.Bounds:
         sides = dict(zip(("channels", "height", "width"), map(fg.Exactly, self.encoder.shape), strict=True))
-        sent = {"images": self.config.images, **sides}
-        ends = self.config.images if self.config.pixels == "uint8" else 0
-        rest = {"bytes": ends, "layers": fg.Exactly(len(self.encoder.layers)), "statistics": self.encoder.statistics}
-        return {**super().bounds(model), "updates": self.worth_catching_up, **sent, **rest}
+        images, layers = self.config.images, fg.Exactly(len(self.encoder.layers))
+        ends = images if self.config.pixels == "uint8" else 0
+        rest = {"images": images, "bytes": ends, "layers": layers, "statistics": self.encoder.statistics}
+        return {**super().bounds(model), "updates": self.worth_catching_up, **sides, **rest}
 
     def server_init(self, rng: fg.Rng) -> fg.State:
         state = super().server_init(rng)
