@@ -112,9 +112,15 @@ class TOFU(fg.ServerModel[Config]):
     def bounds(self, model: str) -> fg.Bounds:
         sides = dict(zip(("channels", "height", "width"), map(fg.Exactly, self.encoder.shape), strict=True))
         images, layers = self.config.images, fg.Exactly(len(self.encoder.layers))
-        ends = images if self.config.pixels == "uint8" else 0
-        rest = {"images": images, "bytes": ends, "layers": layers, "statistics": self.encoder.statistics}
-        return {**super().bounds(model), "updates": self.worth_catching_up, **sides, **rest}
+        ends = {"bytes": images * (self.config.pixels == "uint8"), "statistics": self.encoder.statistics}
+        return {
+            **super().bounds(model),
+            "updates": self.worth_catching_up,
+            "images": images,
+            "layers": layers,
+            **sides,
+            **ends,
+        }
 
     def server_init(self, rng: fg.Rng) -> fg.State:
         state = super().server_init(rng)
