@@ -13,9 +13,6 @@ from fedgist.core.work import Pool
 from fedgist.features.linear_model import LinearModel
 from fedgist.learning.ridge import triangle
 
-BATCH = 256
-"""Samples whose features are held at once: enough for one product of matrices to be worth it."""
-
 
 @dataclass(frozen=True)
 class Moments:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.features import Beside, FeatureMap, Fourier, LinearModel, ModelFeatures, Moments, Scattering, drawn
-from fedgist.features.moments import BATCH
 from fedgist.learning.ridge import Ridge, symmetric
 
 MAPS = ("scattering", "fourier", "model")
@@ -46,6 +45,7 @@ class Config:
         10, "With ridge=validation: every so many-th sample of a client is not learned from, but judges λ.", low=2
     )
     clip: float = fg.option(2.0, "Bound C on the norm of centred features; from 2 on nothing is shortened.", above=0)
+    batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
 
@@ -107,7 +107,7 @@ class Gist(fg.Method[Config]):
         "small": {"dataset": "mnist5k", "rounds": 1, "note": "5,000 digits"},
         "demo": {"rounds": 1, "note": "nothing but the data: one round is all it has"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "features": "scattering+fourier", "grid": 2}
-        | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "mirrored": True},
+        | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "mirrored": True, "batch": 64},
     }
 
     def __init__(self, config: Config, task: fg.Task):
@@ -195,7 +195,7 @@ class Gist(fg.Method[Config]):
 
     def plan(self, me: fg.Site, held_out: bool = False) -> dict[str, Tensor]:
         """Batches of what a client learns from, or of what it holds out: all samples, some of them under mask 0."""
-        plan = me.data.epochs(me.rng("order"), 1, BATCH)
+        plan = me.data.epochs(me.rng("order"), 1, self.config.batch)
         if not self.validated:
             return plan
         aside = plan["index"] % self.config.held_out == self.config.held_out - 1
