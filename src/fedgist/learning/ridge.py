@@ -14,7 +14,8 @@ def triangle(symmetric: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix as a vector of the same norm: what is not diagonal times √2."""
     size = symmetric.shape[-1]
     rows, columns = torch.triu_indices(size, size, device=symmetric.device)
-    return symmetric[rows, columns] * torch.where(rows == columns, 1.0, math.sqrt(2))
+    found = symmetric[rows, columns]
+    return torch.where(rows == columns, found, math.sqrt(2) * found)
 
 
 def symmetric(triangle: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ def symmetric(triangle: Tensor) -> Tensor:
     size = math.isqrt(2 * len(triangle))
     rows, columns = torch.triu_indices(size, size, device=triangle.device)
     upper = triangle.new_zeros(size, size)
-    upper[rows, columns] = triangle * torch.where(rows == columns, 0.5, math.sqrt(0.5))
+    upper[rows, columns] = torch.where(rows == columns, triangle / 2, math.sqrt(0.5) * triangle)
     return upper + upper.T
 
 
@@ -67,7 +68,7 @@ class Ridge:
         e, rotated = self.eigenvalues, self.rotated.square().sum(1)
         explained = (rotated * (e + 2 * ridge) / (e + ridge).square()).sum().item()
         freedom = samples - 1 - (e / (e + ridge)).sum().item()
-        return max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
+        return samples * max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
 
     def best(self, samples: int, spread: float, among: Sequence[float]) -> float:
         """The λ whose error on samples that are left out would be least."""
