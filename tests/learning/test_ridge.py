@@ -25,7 +25,7 @@ def test_a_triangle_has_the_norm_of_its_matrix_and_gives_it_back() -> None:
 
 @pytest.mark.parametrize("ridge", [0.01, 3.0])
 def test_weights_minimise_the_ridge_loss(ridge: float) -> None:
-    """min Σ‖y − ȳ − zW‖² + λ‖W‖² as plain least squares with √λ I below z, which numpy solves without normal equations."""
+    """min Σ‖y − ȳ − zW‖² + λ‖W‖² as least squares with √λ I below z, which needs no products of z."""
     z, y = data()
     stacked = np.vstack([z.numpy(), np.sqrt(ridge) * np.eye(7)])
     wanted = np.linalg.lstsq(stacked, np.vstack([(y - y.mean(0)).numpy(), np.zeros((7, 3))]), rcond=None)[0]
@@ -52,5 +52,5 @@ def test_more_features_than_samples_or_none() -> None:
 
 
 def test_what_is_not_finite_is_said() -> None:
-    with pytest.raises(FedgistError, match="not finite.*wire=float32"):
+    with pytest.raises(FedgistError, match=r"not finite.*wire=float32"):
         Ridge.of(torch.full((2, 2), torch.inf), torch.zeros(2, 1))

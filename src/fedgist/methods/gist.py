@@ -106,8 +106,8 @@ class Gist(fg.Method[Config]):
         "paper": {"dataset": "cifar10", "rounds": 1},
         "small": {"dataset": "mnist5k", "rounds": 1, "note": "5,000 digits"},
         "demo": {"rounds": 1, "note": "nothing but the data: one round is all it has"},
-        "toy": {"model": "mlp:hidden=16", "rounds": 2, "features": "scattering+fourier", "grid": 2}
-        | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "mirrored": True, "batch": 64},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "features": "model+fourier", "grid": 2}
+        | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "batch": 64},
     }
 
     def __init__(self, config: Config, task: fg.Task):
@@ -195,7 +195,8 @@ class Gist(fg.Method[Config]):
 
     def plan(self, me: fg.Site, held_out: bool = False) -> dict[str, Tensor]:
         """Batches of what a client learns from, or of what it holds out: all samples, some of them under mask 0."""
-        plan = me.data.epochs(me.rng("order"), 1, self.config.batch)
+        enough = 1 << max(0, me.data.n - 1).bit_length()  # not each its own size, so that small clients are stacked
+        plan = me.data.epochs(me.rng("order"), 1, min(self.config.batch, enough))
         if not self.validated:
             return plan
         aside = plan["index"] % self.config.held_out == self.config.held_out - 1
