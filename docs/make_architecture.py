@@ -14,7 +14,7 @@ LAYERS: tuple[tuple[tuple[str, str, str], ...], ...] = (
     (("methods", "one file a method, as in its paper", ""),),
     (("api", "the names that a method's author needs", ""),),
     (("families", "abstract bases of methods, with their messages", ""),),
-    (("synthesis", "pure maths of making data", ""),),
+    (("synthesis", "pure maths of making data", ""), ("features", "fixed maps, and their sums", "")),
     (("learning", "pure maths of learning", ""),),
     (("models", "pure functions", "gpu"), ("data", "sets, partitions, shares", "")),
     (("options", "declared once", ""), ("words", "numbers for people", ""), ("storage", "whole files", "")),

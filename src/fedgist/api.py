@@ -5,7 +5,7 @@
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import Answers, Federation, Site, State
-from fedgist.core.message import Bounds, Done, Exactly, Params, float16, float32, int64, message, uint8, wire
+from fedgist.core.message import Bounds, Done, Exactly, Params, float16, float32, float64, int64, message, uint8, wire
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Samples, Task

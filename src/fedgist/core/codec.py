@@ -150,13 +150,17 @@ class Codec:
         for name, (kind, declared) in schema_of(cls).items():
             if additive is not None and declared.additive != additive:
                 continue
+            put = self._put_as_it_came if torch.float64 in declared.dtypes else self.place.put
             if kind == Params:
                 prefix = name + "/"
                 found = {key: leaf for key, leaf in leaves.items() if key.startswith(prefix)}
-                seen[name] = {key.removeprefix(prefix): self.place.put(leaf) for key, leaf in found.items()}
+                seen[name] = {key.removeprefix(prefix): put(leaf) for key, leaf in found.items()}
             else:
-                seen[name] = kind(leaves[name].item()) if kind in SCALARS else self.place.put(leaves[name])
+                seen[name] = kind(leaves[name].item()) if kind in SCALARS else put(leaves[name])
         return seen
+
+    def _put_as_it_came(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self.place.device)
 
     def unpack(self, cls: type[T], leaves: Leaves) -> T:
         """The message that a receiver sees."""

@@ -25,8 +25,9 @@ class Exactly(int):
     """A bound that is the size itself: what comes from elsewhere may not be smaller either."""
 
 
-float32, float16, int64, uint8 = torch.float32, torch.float16, torch.int64, torch.uint8
-DTYPES = {float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
+float64, float32, float16 = torch.float64, torch.float32, torch.float16
+int64, uint8 = torch.int64, torch.uint8
+DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
 SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
 
 
@@ -64,7 +65,8 @@ def wire(
 ) -> Any:
     """Declare how a field travels.
 
-    dtypes: what is allowed on the wire; a tensor of another dtype is cast to the first.
+    dtypes: what is allowed on the wire; a tensor of another dtype is cast to the first. With float64 among them, a
+        receiver gets the field as it came, and a sum of it in float64, rather than in the dtype that it computes in.
     shape: sizes, or names of sizes that the two ends bound; for `Params`, the name of their template.
     additive: the asker sees only the sum over the clients that answered.
     paper: whether the paper counts these numbers when it speaks of message size.

@@ -1,12 +1,13 @@
 """Evaluation: how much of a test set a model gets right."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedgist.core.message import Params
-from fedgist.core.task import Model, Samples
+from fedgist.core.task import Output, Samples
 from fedgist.core.work import compute
 
 BATCH = {"cpu": 200, "cuda": 1000}
@@ -17,7 +18,7 @@ BATCH = {"cpu": 200, "cuda": 1000}
 class Classifier:
     """Counts what a model gets right; a value, so that equal models of many clients are one computation."""
 
-    model: Model
+    model: Callable[[Params, Tensor], Output]
 
     def correct(self, w: Params, x: Tensor, y: Tensor) -> Tensor:
         """How many of the images are classified as their labels say."""
@@ -26,7 +27,7 @@ class Classifier:
         return sum(((self.model(w, a).logits.argmax(1) == b).sum() for a, b in parts), torch.zeros((), device=y.device))
 
 
-async def accuracy(model: Model, w: Params, test: Samples) -> float:
+async def accuracy(model: Callable[[Params, Tensor], Output], w: Params, test: Samples) -> float:
     """The fraction of the test set that a model gets right."""
     correct = await compute(Classifier(model).correct, w, *test)
     return float(correct) / max(1, len(test[1]))

@@ -111,16 +111,9 @@ class TOFU(fg.ServerModel[Config]):
 
     def bounds(self, model: str) -> fg.Bounds:
         sides = dict(zip(("channels", "height", "width"), map(fg.Exactly, self.encoder.shape), strict=True))
-        images, layers = self.config.images, fg.Exactly(len(self.encoder.layers))
-        ends = {"bytes": images * (self.config.pixels == "uint8"), "statistics": self.encoder.statistics}
-        return {
-            **super().bounds(model),
-            "updates": self.worth_catching_up,
-            "images": images,
-            "layers": layers,
-            **sides,
-            **ends,
-        }
+        sent = {"images": self.config.images, "layers": fg.Exactly(len(self.encoder.layers)), **sides}
+        rest = {"bytes": sent["images"] * (self.config.pixels == "uint8"), "statistics": self.encoder.statistics}
+        return {**super().bounds(model), "updates": self.worth_catching_up, **sent, **rest}
 
     def server_init(self, rng: fg.Rng) -> fg.State:
         state = super().server_init(rng)

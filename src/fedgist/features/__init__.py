@@ -1,0 +1,10 @@
+"""Features: fixed maps of images, public by a name and a seed, and sums of what they give, as work for `compute`."""
+
+from fedgist.features.feature_map import Beside, FeatureMap, drawn
+from fedgist.features.fourier import Fourier
+from fedgist.features.linear_model import LinearModel
+from fedgist.features.model_features import ModelFeatures
+from fedgist.features.moments import Moments
+from fedgist.features.scattering import Scattering
+
+__all__ = ["Beside", "FeatureMap", "Fourier", "LinearModel", "ModelFeatures", "Moments", "Scattering", "drawn"]

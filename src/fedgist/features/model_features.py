@@ -1,0 +1,27 @@
+"""What enters a model's last layer, at weights that a seed stands for: a random net as a feature map."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedgist.core.message import Params
+from fedgist.core.rng import Rng
+from fedgist.core.task import Model
+from fedgist.features.feature_map import unit
+
+
+@dataclass(frozen=True)
+class ModelFeatures:
+    """A model's features at its initial weights, at norm 1."""
+
+    model: Model
+
+    @property
+    def size(self) -> int:
+        return self.model.feature_size
+
+    def weights(self, rng: Rng) -> Params:
+        return self.model.init(rng)
+
+    def __call__(self, w: Params, x: Tensor) -> Tensor:
+        return unit(self.model(w, x).features)

@@ -1,0 +1,75 @@
+"""Ridge regression from sums: the classifier, and how strong the ridge should be, from products of features alone."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError
+
+
+def triangle(symmetric: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix as a vector of the same norm: what is not diagonal times √2."""
+    size = symmetric.shape[-1]
+    rows, columns = torch.triu_indices(size, size, device=symmetric.device)
+    found = symmetric[rows, columns]
+    return torch.where(rows == columns, found, math.sqrt(2) * found)
+
+
+def symmetric(triangle: Tensor) -> Tensor:
+    """The matrix that `triangle` was made of."""
+    size = math.isqrt(2 * len(triangle))
+    rows, columns = torch.triu_indices(size, size, device=triangle.device)
+    upper = triangle.new_zeros(size, size)
+    upper[rows, columns] = torch.where(rows == columns, triangle / 2, math.sqrt(0.5) * triangle)
+    return upper + upper.T
+
+
+@dataclass(frozen=True, eq=False)
+class Ridge:
+    """W(λ) = (S₊ + λI)⁻¹ V for all λ at once: S = U diag(e) Uᵀ, where e below 0 (rounding, noise) counts as 0.
+
+    S = Σ zzᵀ and V = Σ z(y − ȳ)ᵀ over n samples with Σ z = 0, so that ȳ is the intercept.
+    """
+
+    eigenvalues: Tensor
+    vectors: Tensor
+    rotated: Tensor
+    """UᵀV."""
+
+    @staticmethod
+    def of(products: Tensor, targets: Tensor) -> "Ridge":
+        """From S and V, in float64."""
+        if not (products.isfinite().all() and targets.isfinite().all()):
+            raise FedgistError(
+                "the sums of the clients are not finite: look for NaN or infinity in their images, "
+                "and take wire=float32 where it is float16, which ends at 65,504"
+            )
+        values, vectors = torch.linalg.eigh(products.double())
+        return Ridge(values.clamp_min(0), vectors, vectors.T @ targets.double())
+
+    @property
+    def scale(self) -> float:
+        """The mean eigenvalue, or 1 where there is nothing."""
+        return self.eigenvalues.mean().item() or 1.0
+
+    def weights(self, ridge: float) -> Tensor:
+        """W(λ)."""
+        return self.vectors @ (self.rotated / (self.eigenvalues + ridge)[:, None])
+
+    def leaving_out(self, ridge: float, samples: int, spread: float) -> float:
+        """Generalised cross-validation (Golub, Heath and Wahba 1979): the squared error of samples that are left out.
+
+        n · RSS / (n − f)² with f = 1 + Σ e / (e + λ) degrees of freedom and, as V = Σ zyᵀ and S = Σ zzᵀ,
+        RSS = Σ‖y − ȳ‖² − 2 tr(WᵀV) + tr(WᵀSW). `spread` is Σ‖y − ȳ‖².
+        """
+        e, rotated = self.eigenvalues, self.rotated.square().sum(1)
+        explained = (rotated * (e + 2 * ridge) / (e + ridge).square()).sum().item()
+        freedom = samples - 1 - (e / (e + ridge)).sum().item()
+        return samples * max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
+
+    def best(self, samples: int, spread: float, among: Sequence[float]) -> float:
+        """The λ whose error on samples that are left out would be least."""
+        return min(among, key=lambda ridge: self.leaving_out(ridge, samples, spread))

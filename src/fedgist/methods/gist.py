@@ -1,0 +1,222 @@
+"""Gist: the exact ridge classifier of everybody's data on a fixed feature map, from one exchange of sums. Our own.
+
+    public   feature map φ (a name and a seed) with ‖φ‖ ≤ 1, clip C
+    ask 1    client: (n, Σ φ(x), Σ y)                                      sum → mean μ, prior ȳ
+    ask 2    client: z = clip_C(φ(x) − μ) / C;  (Σ z zᵀ, Σ z (y − 1/c)ᵀ)    sum → S, V
+    server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
+
+Sums over clients are sums over the union, so how the data are split changes nothing but rounding: neither label skew,
+nor sizes, nor how many clients there are. No client trains. A second round gives what the first gave.
+
+Relatives: Fed3R (Fanì et al. 2024) and AFL (He et al. 2024) do this on the features of a pretrained net.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import fedgist.api as fg
+from fedgist.features import Beside, FeatureMap, Fourier, LinearModel, ModelFeatures, Moments, Scattering, drawn
+from fedgist.learning.ridge import Ridge, symmetric
+
+MAPS = ("scattering", "fourier", "model")
+WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
+FROM_SUMS = [2.0 ** (k / 2) for k in range(-40, 21)]
+CANDIDATES = [4.0**k for k in range(-6, 4)]
+"""Ridges to choose from, as multiples of the mean eigenvalue of S: many, or few where each W travels."""
+
+
+@dataclass(frozen=True)
+class Config:
+    features: str = fg.option(
+        "scattering", "The feature map: scattering, fourier (of scattering), model (a net that never learns), or a+b."
+    )
+    grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
+    scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
+    orientations: int = fg.option(8, "Scattering: directions of wavelets.", low=1, high=64)
+    dimensions: int = fg.option(2048, "Fourier: how many features, half of them cosines and half sines.", low=2)
+    bandwidth: float = fg.option(0.5, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
+    ridge: str = fg.option(
+        "sums",
+        "λ: a number, sums (generalised cross-validation on S and V) or validation (hits that clients count).",
+    )
+    held_out: int = fg.option(
+        10, "With ridge=validation: every so many-th sample of a client is not learned from, but judges λ.", low=2
+    )
+    clip: float = fg.option(2.0, "Bound C on the norm of centred features; from 2 on nothing is shortened.", above=0)
+    batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
+    mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
+    wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
+
+
+@fg.message
+class Describe:
+    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map."""
+
+    seed: int
+
+
+@fg.message
+class First:
+    """First moments, seen only as totals."""
+
+    samples: int = fg.wire(fg.int64, additive=True)
+    features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True)
+    labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True)
+
+
+@fg.message
+class Centre:
+    """Give the products of what is centred at μ and clipped."""
+
+    seed: int
+    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+
+
+@fg.message
+class Second:
+    """Second moments, seen only as totals: Σ z zᵀ as its upper triangle, and Σ z (y − 1/c)ᵀ."""
+
+    products: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("triangle",), additive=True)
+    targets: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("features", "classes"), additive=True)
+
+
+@fg.message
+class Judge:
+    """Count how many of your held-out samples each of these classifiers gets right."""
+
+    seed: int
+    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+    weights: Tensor = fg.wire(fg.float32, shape=("candidates", "features", "classes"))
+    intercept: Tensor = fg.wire(fg.float32, shape=("classes",))
+
+
+@fg.message
+class Hits:
+    """Held-out samples that each candidate got right, and at the end how many there are; seen only as totals."""
+
+    correct: Tensor = fg.wire(fg.int64, shape=("counts",), additive=True)
+
+
+class Gist(fg.Method[Config]):
+    name = "gist"
+    summary = "Sums of fixed features and of their products give everybody's exact ridge classifier in one round."
+    profiles = {
+        "paper": {"dataset": "cifar10", "rounds": 1},
+        "small": {"dataset": "mnist5k", "rounds": 1, "note": "5,000 digits"},
+        "demo": {"rounds": 1, "note": "nothing but the data: one round is all it has"},
+        "toy": {"model": "mlp:hidden=16", "rounds": 2, "features": "model+fourier", "grid": 2}
+        | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "batch": 64},
+    }
+
+    def __init__(self, config: Config, task: fg.Task):
+        super().__init__(config, task)
+        parts = tuple(self.feature_map(name) for name in config.features.split("+"))
+        self.linear = LinearModel(parts[0] if len(parts) == 1 else Beside(parts), config.clip)
+        self.moments = Moments(self.linear, task.classes, config.mirrored)
+        self.validated = config.ridge == "validation"
+        self.fixed_ridge = None if config.ridge in ("sums", "validation") else positive(config.ridge)
+        if not self.validated:
+            self.handlers = {request: found for request, found in self.handlers.items() if request is not Judge}
+
+    def feature_map(self, name: str) -> FeatureMap:
+        config, task = self.config, self.task
+        if name not in MAPS:
+            raise fg.unknown("feature map", name, MAPS)
+        if name == "model":
+            return ModelFeatures(self.model)
+        fixed = Scattering(task.shape, task.low, task.high, config.scales, config.orientations, config.grid)
+        return fixed if name == "scattering" else Fourier(fixed, config.dimensions // 2 * 2, config.bandwidth)
+
+    def bounds(self, model: str) -> fg.Bounds:
+        size, count = self.linear.features.size, len(CANDIDATES)
+        sizes = {"features": size, "triangle": size * (size + 1) // 2, "candidates": count, "counts": count + 1}
+        return {**super().bounds(model), **sizes}
+
+    # The server
+
+    def server_init(self, rng: fg.Rng) -> fg.State:
+        size, classes = self.linear.features.size, self.task.classes
+        fitted = {"mean": torch.zeros(size), "weight": torch.zeros(size, classes), "intercept": torch.zeros(classes)}
+        return {"seed": rng("features").seed, **fitted, "ridge": torch.zeros(())}
+
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        seed: int = state["seed"]
+        first = (await fed.ask(fed.ids, Describe(seed), First)).sum
+        n = max(1, first.samples)
+        mean, prior = first.features / n, first.labels / n
+        centre = Centre(seed, self.on_wire(mean))
+        second = (await fed.ask(fed.ids, centre, Second)).sum
+        classifier = Ridge.of(symmetric(second.products), second.targets)
+        if self.fixed_ridge is not None:
+            ridge = self.fixed_ridge
+        elif self.validated:
+            ridge = await self.most_hits(classifier, centre, prior, fed)
+        else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
+            spread = n * (1 - prior.square().sum().item())
+            ridge = classifier.best(n, spread, [classifier.scale * factor for factor in FROM_SUMS])
+        fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
+        return {"seed": seed, **fitted, "ridge": torch.tensor(ridge, dtype=torch.float64)}
+
+    async def most_hits(self, classifier: Ridge, centre: Centre, prior: Tensor, fed: fg.Federation) -> float:
+        """The candidate with the most hits on held-out samples; of equals the strongest."""
+        ridges = [classifier.scale * factor for factor in CANDIDATES]
+        weights = torch.stack([classifier.weights(ridge) for ridge in ridges])
+        request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
+        correct = (await fed.ask(fed.ids, request, Hits)).sum.correct[:-1].tolist()
+        return max(zip(correct, ridges, strict=True))[1]
+
+    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
+        fitted = {f"gist.{name}": state[name] for name in ("mean", "weight", "intercept")}
+        return {"accuracy": await fg.accuracy(self.linear, {**self.public(state["seed"]), **fitted}, test)}
+
+    def weights(self, state: fg.State) -> fg.Params:
+        return {name: state[name] for name in ("mean", "weight", "intercept")}
+
+    # A client
+
+    @fg.handler
+    async def describe(self, me: fg.Site, msg: Describe) -> First:
+        features, labels = await fg.compute(self.moments.first, self.plan(me), me.data.pool, self.public(msg.seed))
+        return First(int(labels.sum().round()), self.on_wire(features), self.on_wire(labels))
+
+    @fg.handler
+    async def multiply(self, me: fg.Site, msg: Centre) -> Second:
+        work = self.plan(me), me.data.pool, self.public(msg.seed), msg.mean
+        products, targets = await fg.compute(self.moments.second, *work)
+        wire = WIRES[self.config.wire]
+        return Second(products.to(wire), targets.to(wire))
+
+    @fg.handler
+    async def judge(self, me: fg.Site, msg: Judge) -> Hits:
+        work = self.plan(me, held_out=True), me.data.pool, self.public(msg.seed), msg.mean, msg.weights, msg.intercept
+        return Hits(await fg.compute(self.moments.hits, *work))
+
+    def plan(self, me: fg.Site, held_out: bool = False) -> dict[str, Tensor]:
+        """Batches of what a client learns from, or of what it holds out: all samples, some of them under mask 0."""
+        enough = 1 << max(0, me.data.n - 1).bit_length()  # not each its own size, so that small clients are stacked
+        plan = me.data.epochs(me.rng("order"), 1, min(self.config.batch, enough))
+        if not self.validated:
+            return plan
+        aside = plan["index"] % self.config.held_out == self.config.held_out - 1
+        return {**plan, "mask": plan["mask"] * (aside == held_out)}
+
+    def public(self, seed: int) -> fg.Params:
+        """What the feature map computes with."""
+        return drawn(self.linear.features, seed)
+
+    def on_wire(self, total: Tensor) -> Tensor:
+        """As the small messages travel: counts and means in float16 would not be worth what it saves."""
+        return total.to(fg.float64 if self.config.wire == "float64" else fg.float32)
+
+
+def positive(text: str) -> float:
+    """A ridge that is given as a number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise fg.FedgistError(f"ridge must be sums, validation or a number above 0, not {text!r}")
+    return number

@@ -1,0 +1,56 @@
+"""Ridge regression from sums, against the same from all samples."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+from fedgist.learning.ridge import Ridge, symmetric, triangle
+
+
+def data(n: int = 40, d: int = 7, c: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Centred features and one-hot labels."""
+    z, y = Rng(0).normal(n, d).double(), Rng(1).integers(c, n)
+    return z - z.mean(0), torch.nn.functional.one_hot(y, c).double()
+
+
+def test_a_triangle_has_the_norm_of_its_matrix_and_gives_it_back() -> None:
+    z, _ = data()
+    packed = triangle(z.T @ z)
+    assert packed.shape == (7 * 8 // 2,)
+    assert packed.norm().item() == pytest.approx((z.T @ z).norm().item(), rel=1e-12)
+    assert torch.allclose(symmetric(packed), z.T @ z, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_weights_minimise_the_ridge_loss(ridge: float) -> None:
+    """min Σ‖y − ȳ − zW‖² + λ‖W‖² as least squares with √λ I below z, which needs no products of z."""
+    z, y = data()
+    stacked = np.vstack([z.numpy(), np.sqrt(ridge) * np.eye(7)])
+    wanted = np.linalg.lstsq(stacked, np.vstack([(y - y.mean(0)).numpy(), np.zeros((7, 3))]), rcond=None)[0]
+    assert np.allclose(Ridge.of(z.T @ z, z.T @ y).weights(ridge).numpy(), wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("ridge", [0.01, 3.0])
+def test_the_error_of_what_is_left_out(ridge: float) -> None:
+    """n‖(I − H)Y‖² / tr(I − H)², with the hat matrix H = 11ᵀ/n + z(S + λI)⁻¹zᵀ of all samples."""
+    z, y = data()
+    n = len(z)
+    hat = torch.ones(n, n).double() / n + z @ torch.linalg.solve(z.T @ z + ridge * torch.eye(7).double(), z.T)
+    rest = torch.eye(n).double() - hat
+    wanted = n * (rest @ y).square().sum() / rest.trace() ** 2
+    spread = n * (1 - y.mean(0).square().sum().item())
+    assert Ridge.of(z.T @ z, z.T @ y).leaving_out(ridge, n, spread) == pytest.approx(wanted.item(), rel=1e-10)
+
+
+def test_more_features_than_samples_or_none() -> None:
+    z, y = data(n=5)
+    assert Ridge.of(z.T @ z, z.T @ y).best(5, 3.0, [1e-9, 1e-3, 1.0]) in (1e-9, 1e-3, 1.0)
+    nothing = Ridge.of(torch.zeros(7, 7), torch.zeros(7, 3))
+    assert nothing.scale == 1.0 and nothing.weights(nothing.best(1, 0.0, [0.1, 1.0])).abs().max() == 0
+
+
+def test_what_is_not_finite_is_said() -> None:
+    with pytest.raises(FedgistError, match=r"not finite.*wire=float32"):
+        Ridge.of(torch.full((2, 2), torch.inf), torch.zeros(2, 1))

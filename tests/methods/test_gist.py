@@ -1,0 +1,163 @@
+"""Gist: however the data are split, it is the ridge classifier of the union, which numpy finds from all samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedgist import methods
+from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+from fedgist.data.client_data import ClientData
+from fedgist.engines import executor
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments.config import resolve
+from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.features import drawn
+
+Parts = Sequence[Sequence[int] | Tensor]
+SMALL = {"grid": 2, "orientations": 4, "ridge": "0.01"}
+
+
+@cache
+def digits() -> tuple[Inputs, ClientData]:
+    """600 real 8×8 digits, and all of them in one place."""
+    inputs = from_dataset(resolve({"method": "gist", "dataset": "digits", "limit": 600, "clients": 2, "device": "cpu"}))
+    x, y = (torch.cat([getattr(data, name) for data in inputs.sites.values()]) for name in "xy")
+    return inputs, ClientData(x, y, inputs.task.classes)
+
+
+def federation(parts: Parts, options: Mapping[str, Any] = SMALL, wide: bool = False, ids: str = "{}") -> LocalEngine:
+    """Clients that hold these samples; with `wide`, everything is computed in float64."""
+    inputs, union = digits()
+    sites = {ids.format(k): replace(union, x=union.x[part], y=union.y[part]) for k, part in enumerate(parts)}
+    config = resolve({"method": "gist", **options}).options
+    dtype = torch.float64 if wide else torch.float32
+    info = {id: {"model": inputs.task.model} for id in sites}
+    method = methods.find("gist")(config, inputs.task)
+    return LocalEngine(method, sites, seed=0, executor=executor("sequential", "cpu", dtype), info=info)
+
+
+def fit(*args: Any, **settings: Any) -> dict[str, Any]:
+    engine = federation(*args, **settings)
+    engine.run_round()
+    return {**engine.state, "accuracy": engine.evaluate(digits()[0].test)["accuracy"]}
+
+
+def splits() -> dict[str, Parts]:
+    n, y = digits()[1].n, digits()[1].y
+    shuffled = Rng(5).permutation(n)
+    return {
+        "one client": [range(n)],
+        "ten alike": shuffled.chunk(10),
+        "one class each": [(y == c).nonzero().flatten() for c in range(10)],
+        "a hundred": shuffled.chunk(100),
+        "one sample, nothing, the rest": [[0], [], range(1, n)],
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"clip": 0.25, "mirrored": True}, {"features": "model+fourier"}])
+@pytest.mark.parametrize("split", splits())
+def test_it_is_the_ridge_classifier_of_the_union(split: str, options: dict[str, Any]) -> None:
+    """In float64 to 1e-8. With z = clip(φ − μ)/C of all samples (and of their mirror images, with half the weight),
+    W = (zᵀz + λI)⁻¹ zᵀ(y − 1/c), the intercept ȳ, and μ the mean of φ."""
+    engine = federation(splits()[split], {**SMALL, "wire": "float64", "dimensions": 40, **options}, wide=True)
+    engine.run_round()
+    union, state, config = digits()[1], engine.state, engine.method.config
+    features = engine.method.linear.features
+    w = {name: tensor.double() for name, tensor in drawn(features, state["seed"]).items()}
+    copies = [union.x, union.x.flip(-1)] if config.mirrored else [union.x]
+    phi = np.concatenate([features(w, x.double()).numpy() for x in copies])
+    labels = np.tile(np.eye(10)[union.y.numpy()], (len(copies), 1))
+    apart = phi - phi.mean(0)
+    length = np.linalg.norm(apart, axis=1, keepdims=True)
+    assert (length > config.clip).any() == ("clip" in options)
+    z = apart * np.minimum(1, config.clip / length) / config.clip
+    products = z.T @ z / len(copies) + 0.01 * np.eye(features.size)
+    wanted = np.linalg.solve(products, z.T @ (labels - 0.1) / len(copies))
+    assert np.abs(state["mean"].numpy() - phi.mean(0)).max() < 1e-12
+    assert np.abs(state["intercept"].numpy() - labels.mean(0)).max() < 1e-12
+    assert np.abs(state["weight"].numpy() - wanted).max() < 1e-8 * np.abs(wanted).max()
+
+
+def test_names_of_clients_change_nothing() -> None:
+    """Other names sort otherwise, so that sums are made in another order."""
+    parts = splits()["ten alike"]
+    plain = fit(parts, {**SMALL, "wire": "float64"}, wide=True)
+    renamed = fit(parts[::-1], {**SMALL, "wire": "float64"}, wide=True, ids="site {}")
+    assert torch.allclose(plain["weight"], renamed["weight"], rtol=0, atol=1e-9 * plain["weight"].abs().max().item())
+
+
+@pytest.mark.parametrize(("wire", "error", "points"), [("float32", 1e-3, 0.0005), ("float16", 0.5, 0.02)])
+def test_narrow_numbers(wire: str, error: float, points: float) -> None:
+    """Accuracy within 0.05 points in float32; float16, with 11 bits, moves W itself a good deal, accuracy little."""
+    exact = fit(splits()["one client"], {**SMALL, "wire": "float64"}, wide=True)
+    for parts in splits().values():
+        found = fit(parts, {**SMALL, "wire": wire})
+        assert (found["weight"] - exact["weight"]).norm() < error * exact["weight"].norm()
+        assert abs(found["accuracy"] - exact["accuracy"]) <= points
+
+
+def test_lambda_from_the_sums_is_the_same_for_every_split() -> None:
+    """And good: within a point of the best of a grid on the test set, which it never sees."""
+    found = [fit(parts, {**SMALL, "ridge": "sums"}) for parts in splits().values()]
+    assert max(one["ridge"] for one in found) <= 1.001 * min(one["ridge"] for one in found)
+    best = max(fit(splits()["one client"], {**SMALL, "ridge": str(4.0**k)})["accuracy"] for k in range(-8, 4))
+    assert found[0]["accuracy"] > best - 0.01
+
+
+def test_lambda_by_hits_of_samples_held_out() -> None:
+    """The hits that clients count are those that all their held-out samples give, so λ is what they say."""
+    parts = list(splits()["ten alike"])
+    engine = federation(parts, {**SMALL, "ridge": "validation", "held_out": 5})
+    engine.run_round()
+    fitted = torch.cat([part[torch.arange(len(part)) % 5 != 4] for part in parts])
+    alone = fit([fitted], {**SMALL, "ridge": str(engine.state["ridge"].item())})
+    assert torch.allclose(engine.state["weight"], alone["weight"], atol=1e-3 * alone["weight"].abs().max().item())
+    worst = fit([fitted], {**SMALL, "ridge": "100"})
+    assert alone["accuracy"] > worst["accuracy"] + 0.02
+
+
+def test_a_second_round_gives_what_the_first_gave() -> None:
+    engine = federation(splits()["ten alike"])
+    engine.run_round()
+    first = engine.state
+    engine.run_round()
+    moved = (engine.state["weight"] - first["weight"]).norm() / first["weight"].norm()
+    assert moved < 1e-4  # batches are drawn anew, so that sums round otherwise
+
+
+def test_a_class_that_nobody_has_is_never_guessed() -> None:
+    y = digits()[1].y
+    state = fit([(y > 2).nonzero().flatten(), (y == 0).nonzero().flatten()])
+    assert state["intercept"][1:3].abs().max() == 0 and state["weight"][:, 1:3].norm() < 1e-4 * state["weight"].norm()
+    assert 0.6 < state["accuracy"] < 0.85
+
+
+def test_nobody_has_anything() -> None:
+    assert fit([[], []], {**SMALL, "ridge": "sums"})["weight"].abs().max() == 0
+
+
+def test_numbers_that_are_no_numbers_are_said() -> None:
+    engine = federation([[0, 1], [2]])
+    engine.data["0"].x[0, 0, 0, 0] = torch.nan
+    with pytest.raises(FedgistError, match="not finite"):
+        engine.run_round()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ridge": "-1"}, "ridge must be sums, validation or a number above 0"),
+        ({"features": "wavelets"}, "unknown feature map 'wavelets'"),
+        ({"scales": 3}, "needs images of 16×16"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedgistError, match=message):
+        federation([[0]], {**SMALL, **options})
