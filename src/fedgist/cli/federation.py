@@ -1,4 +1,4 @@
-"""Commands for federations across machines: federation new, start, run, sim, flower; site start."""
+"""Commands for federations across machines: federation new, start, run, sim, flower; site start, export."""
 
 import signal
 import sys
@@ -264,3 +264,17 @@ def start_site(
 
         settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
+
+
+@site_app.command("export")
+def export_site(
+    kit: Annotated[Path, typer.Argument(help="The kit that the site was started with.")],
+    run: Annotated[str, flag("run", "The run, as the site's log names it.", "RUN")],
+    out: Annotated[Path, flag("out", "Folder to write the model to.", "FOLDER")],
+    debug: Debug = False,
+) -> None:
+    """Write the model that the site keeps of a run, for fedgist.load and `fedgist predict`. Nothing leaves the site."""
+    with speaking(debug):
+        from fedgist.federation import site as sites
+
+        sites.export(kit.expanduser().resolve(), run, out.expanduser(), _say)

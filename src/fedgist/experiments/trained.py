@@ -23,7 +23,7 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import SERVER
 from fedgist.core.message import Params
-from fedgist.core.task import Model
+from fedgist.core.task import Model, Task
 from fedgist.engines.engine import Engine
 from fedgist.experiments.config import OWN, RunConfig, model_spec
 from fedgist.experiments.folder import RunFolder, read_json, write_json
@@ -99,33 +99,37 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
     known = {name: score for (name, *_), score in zip(judged, scores, strict=True)}
     made = {}
     for name, spec, w, samples in found:
-        about = describe(config, inputs, nets[spec], spec, known.get(name), 0 if samples is None else len(samples[1]))
-        about = about if name == SERVER else dataclasses.replace(about, client=name)
+        kind = "held-out training" if config.validation else "test"
+        about = describe(
+            method.task,
+            spec,
+            class_names=inputs.names or None,
+            mean=inputs.mean or None,
+            std=inputs.std or None,
+            method=config.method,
+            dataset=config.dataset,
+            client=None if name == SERVER else name,
+            seed=config.seed,
+            rounds=config.rounds,
+            accuracy=known.get(name),
+            measured_on=f"{0 if samples is None else len(samples[1])} {kind} images of {config.dataset}",
+        )
         made[name] = Trained(about, nets[spec], tree.to(w, "cpu"))
     return made
 
 
-def describe(config: RunConfig, inputs: Inputs, net: Model, spec: str, score: float | None, images: int) -> About:
-    task = inputs.task
+def describe(task: Task, spec: str, **others: Any) -> About:
+    """What follows from the task and an architecture in it, with what else there is to say."""
     name, options = model_spec(spec)
     return About(
         model=OWN if spec == OWN else models.spell_out(name, **options),
-        module=net.name,
+        module=task.models[spec].name,
         input_shape=tuple(task.shape),
         classes=task.classes,
-        class_names=inputs.names or None,
-        mean=inputs.mean or None,
-        std=inputs.std or None,
         low=task.low,
         high=task.high,
-        method=config.method,
-        dataset=config.dataset,
-        client=None,
-        seed=config.seed,
-        rounds=config.rounds,
-        accuracy=score,
-        measured_on=f"{images} {'held-out training' if config.validation else 'test'} images of {config.dataset}",
         fedgist=fedgist.__version__,
+        **others,
     )
 
 
