@@ -9,7 +9,7 @@ from typing import Any
 import fedgist
 from fedgist.core.federation import SERVER
 from fedgist.experiments import provenance
-from fedgist.experiments.config import RunConfig
+from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.results import Result
 from fedgist.experiments.trained import About, Trained
 
@@ -42,7 +42,7 @@ def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Traine
 def _row(about: About) -> str:
     whose = "the server's, `model`" if about.client is None else f"client {about.client}'s, `clients/{about.client}`"
     known = "" if about.accuracy is None else f"{about.accuracy:.4f}"
-    architecture = about.module if about.model == "own" else f"`{about.model}`"
+    architecture = about.module if about.model == OWN else f"`{about.model}`"
     return f"| {whose} | {architecture} | {known} | {about.measured_on if known else 'nothing'} |"
 
 
@@ -54,9 +54,10 @@ def _data(config: RunConfig, about: About) -> str:
         scale = f"Pixels are from 0 to 1; the models take (pixel − mean) / std, mean {_list(about.mean)}, std "
         scale += f"{_list(about.std or ())}."
     named = f": {', '.join(about.class_names)}" if about.class_names else ""
+    split = "" if config.partition == OWN else f" (partition `{config.partition}`, see `partition.json`)"
     return (
         f"Inputs of {shape} numbers, {about.classes} classes{named}. {scale} The training data was held by "
-        f"{config.clients} clients (partition `{config.partition}`); `partition.json` says how much of each class."
+        f"{config.clients} clients{split}."
     )
 
 
