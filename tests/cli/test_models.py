@@ -16,7 +16,20 @@ import fedgist
 from fedgist.cli import app
 from fedgist.data import datasets
 
-COMMON = ("--dataset", "digits", "--clients", "3", "--alpha", "1", "--rounds", "2", "--quiet", "--json")
+COMMON = (
+    "--dataset",
+    "digits",
+    "--clients",
+    "3",
+    "--alpha",
+    "1",
+    "--rounds",
+    "2",
+    "--set",
+    "steps=10",
+    "--quiet",
+    "--json",
+)
 
 
 def fedgist_says(*words: str, code: int = 0) -> tuple[str, str]:

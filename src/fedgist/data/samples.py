@@ -60,16 +60,16 @@ def _read_npz(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples
         archive = np.load(file, allow_pickle=False)
         keys = list(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else []
         held = {key: archive[key] for key in ("x", "images", *LABELS, "peak") if key in keys}
+        peak = peak or (float(held["peak"]) if "peak" in held else None)
     values = held.get("x", held.get("images"))
     if values is None:
         raise FedgistError(f"{path} must be an .npz with a key 'x' (or 'images'); it has {sorted(keys)}")
     labels = next((held[key] for key in LABELS if key in held), None)
-    peak = peak or (float(held["peak"]) if "peak" in held else None)
-    if values.dtype == np.uint8 and values.shape[1:] != shape:
-        x = _from_bytes(str(path), values, shape, peak or 255)
-    else:
-        whole = values.dtype == np.uint8
-        x = _scaled(str(path), values, shape, peak or (255 if whole else 1))
+    if peak is not None and not 0 < peak < math.inf:
+        raise FedgistError(f"{path}: peak must be above 0, not {peak:g}")
+    pixels = values.dtype == np.uint8
+    convert = _from_bytes if pixels and values.shape[1:] != shape else _scaled
+    x = convert(str(path), values, shape, peak or (255 if pixels else 1))
     return Samples([f"{path.name}:{i}" for i in range(len(x))], x, _labels(str(path), labels, len(x)))
 
 

@@ -133,12 +133,14 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
 def recover(folder: RunFolder) -> dict[str, Trained]:
     """The models of a finished run that was made before runs kept them, from its last checkpoint."""
     config = configs.resolve(configs.load(folder.config))
-    saved = None if OWN in (config.dataset, config.model, config.partition) else folder.last_checkpoint()
+    if config.partition == OWN != config.dataset:
+        raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
+    saved = None if OWN in (config.dataset, config.model) else folder.last_checkpoint()
     if not folder.finished or saved is None:
         how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
         raise FedgistError(f"{folder.path} holds a run without its model; {how}")
-    executor = engines.executor(config.engine, config.device, tf32=config.tf32)
-    one = _Run(config, sources.from_dataset(config), folder, Silent(), in_process, executor)
+    config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
+    one = _Run(config, sources.from_dataset(config), folder, Silent(), in_process, engines.executor("sequential"))
     one.engine.restore(saved["engine"])
     return trained.collect(one.engine, config, one.inputs, one.test)
 

@@ -49,9 +49,9 @@ class About:
     """Subtracted for each channel from pixels of which full intensity is 1; None: the data came as it is."""
     std: tuple[float, ...] | None
     """Divided by then."""
-    low: tuple[float, ...]
-    """The least that a value is after that, for each channel."""
-    high: tuple[float, ...]
+    low: tuple[float, ...] | None
+    """The least that a value is after that, for each channel; None where that is not a number."""
+    high: tuple[float, ...] | None
     method: str
     dataset: str
     client: str | None
@@ -94,12 +94,10 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
         if w is not None:
             found.append((me.id, me.info["model"], w, me.data.test))
     nets = method.task.models
-    judged = [item for item in found if item[3] is not None and len(item[3][1])]
-    scores = engine.executor.drive([accuracy(nets[spec], w, samples) for _, spec, w, samples in judged if samples])
-    known = {name: score for (name, *_), score in zip(judged, scores, strict=True)}
+    tests = {name: accuracy(nets[spec], w, some) for name, spec, w, some in found if some and len(some[1])}
+    scores = dict(zip(tests, engine.executor.drive(list(tests.values())), strict=True))
     made = {}
     for name, spec, w, samples in found:
-        kind = "held-out training" if config.validation else "test"
         about = describe(
             method.task,
             spec,
@@ -111,11 +109,18 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             client=None if name == SERVER else name,
             seed=config.seed,
             rounds=config.rounds,
-            accuracy=known.get(name),
-            measured_on=f"{0 if samples is None else len(samples[1])} {kind} images of {config.dataset}",
+            accuracy=scores.get(name),
+            measured_on=_measured_on(config, 0 if samples is None else len(samples[1]), name != SERVER),
         )
         made[name] = Trained(about, nets[spec], tree.to(w, "cpu"))
     return made
+
+
+def _measured_on(config: RunConfig, images: int, own: bool) -> str:
+    kind = "held-out training" if config.validation else "test"
+    some = " of the client's labels" * (own and config.client_test == "own-labels")
+    seen = ", as the client sees them" * (own and bool(config.discrepancy))
+    return f"{images} {kind} images of {config.dataset}{some}{seen}"
 
 
 def describe(task: Task, spec: str, **others: Any) -> About:
@@ -126,8 +131,8 @@ def describe(task: Task, spec: str, **others: Any) -> About:
         module=task.models[spec].name,
         input_shape=tuple(task.shape),
         classes=task.classes,
-        low=task.low,
-        high=task.high,
+        low=_finite(task.low),
+        high=_finite(task.high),
         fedgist=fedgist.__version__,
         **others,
     )
@@ -229,7 +234,7 @@ def read_about(path: Path) -> About:
     }
     if (scale["mean"] is None) != (scale["std"] is None):
         raise FedgistError(f"{path}: mean and std must be both there or both missing")
-    ends = {name: take(name, per_channel, f"{shape[0]} numbers") for name in ("low", "high")}
+    ends = {name: take(name, lambda v: v is None or per_channel(v), f"{shape[0]} numbers") for name in ("low", "high")}
     words = {name: take(name, _is_text, "a short text") for name in ("module", "method", "dataset", "measured_on")}
     return About(
         model=take("model", _is_spec, "an architecture as in mlp:hidden=200x100"),
@@ -245,6 +250,10 @@ def read_about(path: Path) -> About:
         **scale,
         **ends,
     )
+
+
+def _finite(values: tuple[float, ...]) -> tuple[float, ...] | None:
+    return values if all(map(math.isfinite, values)) else None  # a caller's data may hold anything; JSON may not
 
 
 def _is_whole(value: Any, least: int, most: int) -> bool:

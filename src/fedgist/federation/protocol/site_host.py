@@ -154,10 +154,9 @@ class SiteHost:
     def close(self) -> None:
         """Says that a run is over, and where what it left lies."""
         if self._run is not None:
-            run = self._run.start.run
-            log.info(
-                f"site {self.id}: {run} has ended; `fedgist site export` writes its model, from {self._folder(run)}"
-            )
+            run, kept = self._run.start.run, self._run.heard.is_file()
+            how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
+            log.info(f"site {self.id}: {run} has ended{how}")
             self._run = None
 
     def recall(self, run: str) -> SiteRun:
