@@ -1,17 +1,17 @@
 """Collaborative learning in which clients share the gist of what they learned, never their data.
 
-`fedgist.run(...)` runs a method on your own model and data; see its docstring.
+`fedgist.run(...)` runs a method on your own model and data, `fedgist.load(...)` gives the model of a run.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedgist.experiments.api import run
+    from fedgist.experiments.api import load, run
     from fedgist.experiments.runner import Result
 
     __version__: str
 
-__all__ = ["Result", "__version__", "run"]
+__all__ = ["Result", "__version__", "load", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,10 +23,10 @@ def __getattr__(name: str) -> Any:
             return metadata.version("fedgist")
         except metadata.PackageNotFoundError:  # run from a source folder that was not installed
             return "unknown"
-    if name == "run":
-        from fedgist.experiments.api import run
+    if name in ("run", "load"):
+        from fedgist.experiments import api
 
-        return run
+        return getattr(api, name)
     if name == "Result":
         from fedgist.experiments.runner import Result
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,21 @@ def load(path: str | os.PathLike[str]) -> Tree:
         return _restore(described, {name: tensor.clone() for name, tensor in load_file(path).items()})
     except (SafetensorError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or no tree that fedgist saved ({error})") from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write named tensors as any reader of safetensors knows them."""
+    alone = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with replacing(path) as draft:
+        save_file(alone, draft, metadata={"format": "pt"})
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read named tensors; a file that is damaged is a ValueError."""
+    try:
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def digest(tree: Tree) -> str:

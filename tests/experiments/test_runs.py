@@ -41,7 +41,11 @@ def test_the_folder_holds_the_run(tmp_path):
     result = runner.run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     whole = {"config.toml", "env.json", "method.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
-    assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"}
+    assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"} | {
+        "model.safetensors",
+        "model.json",
+        "MODEL_CARD.md",
+    }
     assert configs.resolve(configs.load(folder.config)) == runner.prepare(config)
     assert [row["round"] for row in folder.rows()] == [1, 2, 3, 4]
     assert [p.stem for p in folder.checkpoint_files()] == ["round-000004", "round-000003"]

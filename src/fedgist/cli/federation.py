@@ -1,4 +1,4 @@
-"""Commands for federations across machines: federation new, start, run, sim, flower; site start, status."""
+"""Commands for federations across machines: federation new, start, run, sim, flower; site start, status, export."""
 
 import signal
 import sys
@@ -282,3 +282,17 @@ def site_status(
 
         for line in sites.status(kit.expanduser().resolve()):
             _say(line)
+
+
+@site_app.command("export")
+def export_site(
+    kit: Annotated[Path, typer.Argument(help="The kit that the site was started with.")],
+    run: Annotated[str, flag("run", "The run, as the site's log names it.", "RUN")],
+    out: Annotated[Path, flag("out", "Folder to write the model to.", "FOLDER")],
+    debug: Debug = False,
+) -> None:
+    """Write the model that the site keeps of a run, for fedgist.load and `fedgist predict`. Nothing leaves the site."""
+    with speaking(debug):
+        from fedgist.federation import site as sites
+
+        sites.export(kit.expanduser().resolve(), run, out.expanduser(), _say)

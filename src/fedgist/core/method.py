@@ -44,8 +44,8 @@ class NoOptions:
 class Method(ABC, Generic[C]):
     """The base of all methods; `Method[Config]` names its options. What has a `name` is final: wrap it.
 
-    A client's answers are its coroutine methods under `@handler`. `bounds`, `server_init`, `client_init`, `evaluate`
-    and `weights` are hooks: a base may give them, and who inherits from it may add to what that gives.
+    A client's answers are its coroutine methods under `@handler`. `bounds`, `server_init`, `client_init`, `evaluate`,
+    `weights` and `client_weights` are hooks: a base may give them, and who inherits from it may add to what that gives.
     """
 
     name: ClassVar[str]
@@ -105,8 +105,12 @@ class Method(ABC, Generic[C]):
     async def evaluate(self, state: State, fed: Federation, test: Samples) -> dict[str, float]:
         """What is to be known about the models now; `accuracy` (between 0 and 1) is always among it."""
 
-    def weights(self, state: State) -> Params | None:
-        """The server's model, where a method has one."""
+    def weights(self, state: State, model: str | None = None) -> Params | None:
+        """The server's model, where a method has one; `model` says which, where it has one for each architecture."""
+        return None
+
+    def client_weights(self, me: Site, sent: Params) -> Params | None:
+        """A client's whole model, where it keeps one, or a part that completes the weights that the server sends it."""
         return None
 
 

@@ -30,6 +30,8 @@ class Card:
     """Where these are."""
     torchvision: str = ""
     """The class that downloads it."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where they are more than numbers."""
 
     @property
     def line(self) -> str:
@@ -83,6 +85,10 @@ ALL = (
         deviation=(0.3530,),
         source="the four IDX files are in https://github.com/zalandoresearch/fashion-mnist, folder data/fashion",
         torchvision="FashionMNIST",
+        names=(
+            *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+            *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+        ),
     ),
     Card(
         "cifar10",
@@ -96,6 +102,7 @@ ALL = (
         files="the folder cifar-10-batches-py with data_batch_1 to 5 and test_batch (or cifar-10-batches-bin)",
         source=CIFAR,
         torchvision="CIFAR10",
+        names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     Card(
         "cifar100",
@@ -119,6 +126,7 @@ ALL = (
         (124_800, 20_800),
         files=emnist_files("letters"),
         source=EMNIST,
+        names=tuple("abcdefghijklmnopqrstuvwxyz"),
     ),
     Card(
         "emnist-byclass",
@@ -139,6 +147,10 @@ ALL = (
         (89_996, 7_180),
         files="pathmnist.npz",
         source="pathmnist.npz is at https://medmnist.com",
+        names=(
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
+            *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+        ),
     ),
     Card(
         "femnist",
@@ -157,6 +169,7 @@ ALL = (
         ": smiling or not" + _folder("LEAF, Caldas et al. 2018"),
         files="train/*.json and test/*.json",
         source="https://leaf.cmu.edu makes the JSON files; the pictures go into images/",
+        names=("not smiling", "smiling"),
     ),
 )
 CARDS = {card.name: card for card in ALL}

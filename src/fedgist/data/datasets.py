@@ -45,6 +45,12 @@ class Dataset:
     """What a black pixel becomes, for each channel."""
     high: tuple[float, ...]
     """What a pixel of full intensity becomes, for each channel."""
+    mean: tuple[float, ...] = ()
+    """What was subtracted, for each channel, from pixels of which full intensity is 1."""
+    deviation: tuple[float, ...] = ()
+    """What they were divided by then."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where they are known."""
     groups: Tensor | None = None
     """int64, on the CPU: who each image is from (a writer, a person, a hospital), where that is known."""
 
@@ -81,7 +87,7 @@ def load(
     train, test = _read(name, data_dir)
     classes = _count_classes(name, train.labels, test.labels)
     groups = None if train.groups is None else train.groups[:limit]
-    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak, groups)
+    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak, groups, train.names)
     mean, deviation = _normalisation(normalise, name, train, kept)
     return _dataset(name, kept, classes, mean, deviation), _dataset(name, test, classes, mean, deviation)
 
@@ -258,4 +264,7 @@ def _dataset(name: str, images: Images, classes: int, mean: Sequence[float], dev
     ends = normalised(torch.tensor([0, images.peak]).view(2, 1, 1, 1).expand(2, len(mean), 1, 1)).flatten(1).tolist()
     x = normalised(torch.tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))))
     groups = None if images.groups is None else torch.tensor(images.groups)
-    return Dataset(name, x, torch.tensor(images.labels), classes, tuple(ends[0]), tuple(ends[1]), groups)
+    labels, (low, high) = torch.tensor(images.labels), ends
+    names = images.names or (CARDS[name].names if name in CARDS else ())
+    form = tuple(low), tuple(high), tuple(mean), tuple(deviation), names
+    return Dataset(name, x, labels, classes, *form, groups)

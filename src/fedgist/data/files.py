@@ -34,6 +34,8 @@ class Images:
     """The pixel value that stands for full intensity."""
     groups: np.ndarray | None = None
     """int64, who each image is from (a writer, a person, a hospital), where that is known."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where the files say them."""
 
 
 Reader = Callable[[], tuple[Images, Images]]

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def _read_classes(folder: Path) -> tuple[Images, Images]:
     pixels = read_pictures([*files["train"], *files["test"]])
     cut = len(files["train"])
     train = checked(str(folder / "train"), pixels[:cut], np.array(labels["train"]))
-    return train, checked(str(folder / "test"), pixels[cut:], np.array(labels["test"]))
+    test = checked(str(folder / "test"), pixels[cut:], np.array(labels["test"]))
+    return replace(train, names=tuple(names)), test
 
 
 def read_pictures(paths: Sequence[Path], side: int | None = None) -> np.ndarray:

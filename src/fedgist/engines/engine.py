@@ -86,6 +86,10 @@ class Engine(ABC):
         """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
 
     @abstractmethod
+    def clients(self) -> list[Site]:
+        """The clients that are in this process, each with its data and its state as it stands."""
+
+    @abstractmethod
     def snapshot(self) -> Tree:
         """All that is needed to go on from here."""
 

@@ -84,6 +84,12 @@ class LocalEngine(Engine):
         self.working = {}
         return dict(outcome)
 
+    def clients(self) -> list[Site]:
+        self._begin("round", self.rounds_done)
+        found = [self._site(id) for id in self.ids]
+        self.working = {}  # who was never asked has its first state for this once
+        return found
+
     def snapshot(self) -> Tree:
         return {
             "round": self.rounds_done,

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import runner
+from fedgist.experiments import runner, trained
 from fedgist.experiments.config import OWN
+from fedgist.experiments.folder import run_folders
 from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
+from fedgist.experiments.trained import About, Trained
 from fedgist.models import Model, from_module
 
 
@@ -63,6 +65,34 @@ def run(
         config = configs.resolve(options, fixed, brought, profile=profile)
         load = partial(sources.from_memory, data=data, test=test, classes=classes, own_models=own)
     return runner.run(config, out, resume=resume, load=load, progress=choose(quiet=not progress))
+
+
+def load(
+    run: Result | str | Path, client: str | None = None, normalised: bool = False, module: nn.Module | None = None
+) -> nn.Module:
+    """A model that came out of a run, in eval mode: class scores of inputs [samples, channels, height, width].
+
+    `run` is a result, the folder of a run, or one that `fedgist export` or `fedgist site export` wrote. `client` names
+    whose model it is, where clients keep their own. With `normalised` it takes pixels from 0 to 1; else they have to be
+    normalised as model.json says. `module` is your own one that was trained: a copy of it gets the weights.
+    """
+    found, about = loaded(run, client, module)
+    return trained.normalising(found, about) if normalised else found
+
+
+def loaded(run: Result | str | Path, client: str | None, module: nn.Module | None = None) -> tuple[nn.Module, About]:
+    """The module as it was trained, and what is known about it."""
+    if isinstance(run, Result) and run.trained:
+        one: Trained = trained.choose(run.trained, client, "this run")
+        return one.module(), one.about
+    path = Path(str(run.folder if isinstance(run, Result) else run)).expanduser()
+    if found := trained.stems(path):
+        return trained.read(trained.choose(found, client, path), module)
+    folders = run_folders(path)
+    if folders[0].path != path:
+        raise FedgistError(f"{path} holds {len(folders)} runs: name one of them, as {folders[0].path}")
+    one = trained.choose(runner.recover(folders[0]), client, path)
+    return one.module(), one.about
 
 
 def _from_module(module: nn.Module, features: str | None, shape: tuple[int, int, int], classes: int) -> Model:

@@ -41,6 +41,10 @@ class RunFolder:
         self.state = self.path / "artifacts" / "state.safetensors"
         self.result = self.path / "result.json"
         self.report = self.path / "report.html"
+        self.model = self.path / "model"
+        """Without .safetensors and .json."""
+        self.clients = self.path / "clients"
+        self.card = self.path / "MODEL_CARD.md"
 
     @property
     def started(self) -> bool:
@@ -69,7 +73,7 @@ class RunFolder:
                 np.savez_compressed(file, **parts)  # type: ignore[arg-type]
         write_json(self.environment, environment)
         write_json(self.method, method)
-        saved = self._last_checkpoint()
+        saved = self.last_checkpoint()
         with self.metrics.open("ab") as file:
             file.truncate(0 if saved is None else saved["metrics"])
         return saved
@@ -90,6 +94,7 @@ class RunFolder:
     def discard(self) -> None:
         """Takes the run away, unless something else lies in its folder."""
         own = {path.relative_to(self.path).parts[0] for path in vars(self).values() if path != self.path}
+        own |= {f"{self.model.name}{suffix}" for suffix in (".safetensors", ".json")}
         if {path.name for path in self.path.iterdir()} <= own:
             shutil.rmtree(self.path)
 
@@ -113,7 +118,7 @@ class RunFolder:
         for path in [*self.checkpoint_files()[KEPT_CHECKPOINTS:], *drafts]:
             path.unlink()
 
-    def _last_checkpoint(self) -> Any:
+    def last_checkpoint(self) -> Any:
         """The newest checkpoint that can be read and whose rows are all there; None begins anew."""
         for path in self.checkpoint_files():
             try:

@@ -40,6 +40,12 @@ class Inputs:
     """Of who holds what: of the indices of a split data set, of the data itself when a caller brought it."""
     parts: dict[str, np.ndarray] | None = None
     """Which training samples each client holds, where a data set was split."""
+    mean: tuple[float, ...] = ()
+    """What was subtracted from each channel of a data set; nothing where a caller brought the data."""
+    std: tuple[float, ...] = ()
+    """What it was divided by then."""
+    names: tuple[str, ...] = ()
+    """Of the classes, where they are known."""
 
 
 def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
@@ -56,7 +62,8 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
     task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
-    return _inputs(config, task, clients, (test.x, test.y), parts)
+    made = _inputs(config, task, clients, (test.x, test.y), parts)
+    return replace(made, mean=train.mean, std=train.deviation, names=train.names)
 
 
 def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor | None, Tensor]:
@@ -113,7 +120,8 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
     task = Task(train.shape, train.classes, train.low, train.high, {}, config.model, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
-    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="")
+    form = {"mean": train.mean, "std": train.deviation, "names": train.names}
+    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", **form)  # type: ignore[arg-type]
     return with_architectures(config, known)
 
 

@@ -4,14 +4,18 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgist import storage
 from fedgist.core.errors import FedgistError
+from fedgist.core.federation import SERVER
+from fedgist.experiments import trained
 from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.experiments.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,27 @@ class Result:
     """The server's state: a tree of tensors, on the CPU."""
     weights: dict[str, Tensor] | None = dataclasses.field(repr=False)
     """The server's model, where the method has one: load it with `module.load_state_dict(weights, strict=False)`."""
+    trained: Mapping[str, Trained] = dataclasses.field(repr=False, default_factory=dict)
+    """The models, where they cannot be read back from the folder."""
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The server's model as a module in eval mode; where there is but one client, that client's."""
+        found = self._models()
+        return self._open(trained.choose(found, None, "this run"))
+
+    @cached_property
+    def client_models(self) -> dict[str, nn.Module]:
+        """The models that clients keep, by their names; where only the server has one, nobody's."""
+        return {name: self._open(found) for name, found in self._models().items() if name != SERVER}
+
+    def _models(self) -> Mapping[str, Trained | Path]:
+        if found := self.trained or (trained.stems(self.folder) if self.folder else {}):
+            return found
+        raise FedgistError("this run was made before runs kept their models: fedgist.load(folder) can make them")
+
+    def _open(self, found: Trained | Path) -> nn.Module:
+        return found.module() if isinstance(found, Trained) else trained.read(found)[0]
 
 
 SUMMARY = ("method", "accuracy", "accuracy_max", "accuracy_best5", "bytes_up", "bytes_down", "seconds")

@@ -21,14 +21,15 @@ from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, provenance, results
+from fedgist.experiments import artifacts, model_card, provenance, results, trained
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
-from fedgist.experiments.folder import RunFolder, run_name
+from fedgist.experiments.folder import RunFolder, run_name, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 from fedgist.experiments.results import Result
+from fedgist.experiments.trained import Trained
 
 log = logging.getLogger("fedgist")
 
@@ -127,6 +128,21 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
                 one.keep(report, seconds)
         made = {path: one.finish() for path, one in begun.items()}
     return [made.get(folder.path) or results.load(folder) for _, folder in prepared]
+
+
+def recover(folder: RunFolder) -> dict[str, Trained]:
+    """The models of a finished run that was made before runs kept them, from its last checkpoint."""
+    config = configs.resolve(configs.load(folder.config))
+    if config.partition == OWN != config.dataset:
+        raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
+    saved = None if OWN in (config.dataset, config.model) else folder.last_checkpoint()
+    if not folder.finished or saved is None:
+        how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
+        raise FedgistError(f"{folder.path} holds a run without its model; {how}")
+    config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
+    one = _Run(config, sources.from_dataset(config), folder, Silent(), in_process, engines.executor("sequential"))
+    one.engine.restore(saved["engine"])
+    return trained.collect(one.engine, config, one.inputs, one.test)
 
 
 def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
@@ -265,7 +281,14 @@ class _Run:
         state, folder = tree.to(self.engine.state, "cpu"), self.folder
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, self.method.weights(state), path)
+        made = trained.collect(self.engine, self.config, self.inputs, self.test)
+        if folder is None or self.config.model == OWN:  # a caller's module cannot be built from its files
+            result = dataclasses.replace(result, trained=made)
         if folder is not None:
+            trained.write(made, folder)
+            if made:
+                card = model_card.text(self.config, provenance.about(self.method), made, result)
+                write_text(folder.card, card)
             about = {
                 "dataset": self.config.dataset,
                 "seed": self.config.seed,

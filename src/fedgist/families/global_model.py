@@ -145,6 +145,13 @@ class SentWeights(Method[Options]):
         p = client_weight(self.config, me)
         return Local(tree.scale({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
 
+    def client_weights(self, me: Site, sent: Params) -> Params | None:
+        """None where all of it travels, so that the server's model is also the client's."""
+        model = self.model_of(me)
+        if me.info["model"] == self.task.model and len(self.travel.names(model)) == len(model.shapes):
+            return None
+        return {**sent, **me.state["home"]}
+
     @handler
     async def test(self, me: Site, msg: EvaluateThis) -> Score:
         return await score(self.model_of(me), {**msg.w, **me.state["home"]}, me)
@@ -179,7 +186,7 @@ class GlobalModel(SentWeights[Options]):
             found["accuracy_published"] = await pooled_over_clients(fed, request)
         return found
 
-    def weights(self, state: State) -> Params | None:
+    def weights(self, state: State, model: str | None = None) -> Params | None:
         w: Params = state["w"]
         return w
 

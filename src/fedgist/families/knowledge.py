@@ -152,6 +152,6 @@ class Taught(OwnModel[Options]):
             found["accuracy"] = await accuracy(self.model, state["w"], test)
         return found
 
-    def weights(self, state: State) -> Params | None:
+    def weights(self, state: State, model: str | None = None) -> Params | None:
         w: Params | None = state["w"] if self.layer is None else None
         return w

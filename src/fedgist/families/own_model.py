@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fedgist.core.federation import Federation, Site, State
+from fedgist.core.message import Params
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Samples, Task
@@ -55,6 +56,10 @@ class OwnModel(Method[Options]):
         if self.config.published:
             found["accuracy_published"] = await pooled_over_clients(fed, EvaluateOwnLabels(len(fed.ids)))
         return found
+
+    def client_weights(self, me: Site, sent: Params) -> Params | None:
+        w: Params = me.state["w"]
+        return w
 
     @handler
     async def test(self, me: Site, msg: Evaluate) -> Score:

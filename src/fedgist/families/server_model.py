@@ -21,6 +21,6 @@ class ServerModel(Method[Options]):
     async def evaluate(self, state: State, fed: Federation, test: Samples) -> dict[str, float]:
         return {"accuracy": await accuracy(self.model, state["w"], test)}
 
-    def weights(self, state: State) -> Params | None:
+    def weights(self, state: State, model: str | None = None) -> Params | None:
         w: Params = state["w"]
         return w

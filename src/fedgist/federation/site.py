@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedgist import engines, methods
-from fedgist.core.errors import FedgistError
-from fedgist.federation import kits, processes, site_setup
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.federation import kits, processes, site_models, site_setup
 from fedgist.federation.protocol import policy
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
@@ -23,8 +23,21 @@ class ProvisionedSite(FlareSite):
     """What NVFlare calls at a site that was started with `fedgist site start`."""
 
     def make_host(self, site: str, kit: Path) -> SiteHost:
-        settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
-        return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+        return _host(site, kit)
+
+
+def _host(site: str, kit: Path) -> SiteHost:
+    settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
+    return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+
+
+def export(kit: Path, run: str, out: Path, say: processes.Say) -> None:
+    """Write the model that a site keeps of a run into a folder."""
+    name, _ = _identity(kit)
+    runs = sorted(path.name for path in (kit / "fedgist" / "runs").glob("*/"))
+    if run not in runs:
+        raise unknown(f"run of site {name}", run, runs)
+    site_models.export(_host(name, kit), run, out, say)
 
 
 def start(kit: Path, settings: Settings, say: processes.Say) -> int:

@@ -113,6 +113,6 @@ class FedDF(fg.SentWeights[Config]):
             found["accuracy_published"] = await fg.pooled_over_clients(fed, requests)
         return found
 
-    def weights(self, state: fg.State) -> fg.Params | None:
-        w: fg.Params = state["w"][self.task.model]
+    def weights(self, state: fg.State, model: str | None = None) -> fg.Params | None:
+        w: fg.Params = state["w"][model or self.task.model]
         return w

@@ -1,9 +1,10 @@
 """Classifiers as pure functions of named weights: each gives (features, logits), norm layers explicit."""
 
 from fedgist.core.task import Model, Output
+from fedgist.models.as_module import Normalised, as_module
 from fedgist.models.layers import NORMS
 from fedgist.models.model import LayeredModel
-from fedgist.models.registry import available, build
+from fedgist.models.registry import available, build, spell_out
 from fedgist.models.torch_module import ModuleModel, from_module
 
 __all__ = [
@@ -11,8 +12,11 @@ __all__ = [
     "LayeredModel",
     "Model",
     "ModuleModel",
+    "Normalised",
     "Output",
+    "as_module",
     "available",
     "build",
     "from_module",
+    "spell_out",
 ]

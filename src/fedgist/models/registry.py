@@ -1,7 +1,7 @@
 """Models by name: `build("lenet5", (1, 28, 28), 10, norm="batch")`."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -39,13 +39,24 @@ def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -
     shape = image_shape(input_shape)
     if not is_count(classes):
         raise FedgistError(f"the number of classes must be a positive whole number, not {classes!r}")
+    return _build(name, shape, classes, tuple(_chosen(name, options).items()))
+
+
+def spell_out(name: str, **options: Any) -> str:
+    """A model as `mlp:hidden=200x100:norm=none`, with all its options, so that other defaults do not change it."""
+    chosen = {key: value for key, value in _chosen(name, options).items() if value is not None}
+    texts = [f"{key}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for key, v in chosen.items()]
+    return ":".join([name, *texts])
+
+
+def _chosen(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of a model, checked."""
     parameters = inspect.signature(ARCHITECTURES[name]).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for option in options:
         if option not in defaults:
             raise unknown(f"option of model {name}", option, defaults)
-    chosen = tuple((key, _checked(name, key, options.get(key, default), default)) for key, default in defaults.items())
-    return _build(name, shape, classes, chosen)
+    return {key: _checked(name, key, options.get(key, default), default) for key, default in defaults.items()}
 
 
 @cache

@@ -137,6 +137,15 @@ class ModuleModel(Model):
         finally:
             worker.features = None
 
+    def module(self, w: Params) -> nn.Module:
+        """The user's module with these weights; its integer buffers are those that it came with."""
+        module = copy.deepcopy(self._template)
+        own = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name in self._start:
+                own[name].copy_(w[name])
+        return module
+
     def _worker(self, device: torch.device) -> _Worker:
         workers = vars(self._workers)  # this thread's own, one for each device: integer buffers must lie where x lies
         key = str(device)

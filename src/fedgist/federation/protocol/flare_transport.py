@@ -53,6 +53,12 @@ class FlareSite(ABC):
             return seal(Refusal(False, "it cannot begin; the log of the site says why"))
         return self._host.handle(envelope)
 
+    @collab.final
+    def end(self) -> None:
+        """The job is over."""
+        if hasattr(self, "_host"):
+            self._host.close()
+
 
 class FlareServer:
     """The object that NVFlare runs at the server: it calls sites as the driver of the run asks."""

@@ -18,7 +18,7 @@ from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Leaves, to_bytes
 from fedgist.core.errors import FedgistError
-from fedgist.core.federation import SERVER, Answers, Ask, TooFewAnswers
+from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import WireError, tag_of
 from fedgist.core.method import Method
@@ -123,6 +123,9 @@ class RemoteEngine(Engine):
         if isinstance(outcome, TooFewAnswers):
             raise outcome
         return dict(outcome)
+
+    def clients(self) -> list[Site]:
+        return []
 
     def snapshot(self) -> Tree:
         """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""

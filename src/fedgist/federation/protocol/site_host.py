@@ -17,7 +17,7 @@ from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.federation import Site
-from fedgist.core.message import WireError, tag_of
+from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
@@ -86,6 +86,7 @@ class SiteRun:
         self.handlers = {tag_of(handler.request): handler for handler in method.handlers.values()}
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
+        self._judged = self._last_judged()[0].state if self.heard.is_file() else ""
 
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
         if header.type not in self.handlers or header.phase not in PHASES:
@@ -101,8 +102,34 @@ class SiteRun:
         packed = to_bytes(handler.reply, self.codec.pack(reply))
         if changed := not tree.same(site.state, before):
             self.states.put(header.version, site.state)
-        self.states.forget_all_but({header.version, header.state, *header.keep})
+        if header.phase == "evaluation":
+            with storage.replacing(self.heard) as draft:
+                draft.write_bytes(seal(header, payload))
+            self._judged = header.state
+        self.states.forget_all_but({header.version, header.state, *header.keep, self._judged})
         return Reply(header.run, header.version, tag_of(handler.reply), changed), packed
+
+    @property
+    def heard(self) -> Path:
+        """The last request of an evaluation, which says what state was judged, in which round, and with what."""
+        return self.states.folder / "evaluation.envelope"
+
+    def weights(self) -> tuple[Params | None, int]:
+        """The site's whole model as it was judged last, where it keeps one, and the round of that."""
+        if not self.heard.is_file():
+            raise SiteFailure(
+                "no model of this site was judged yet; where the server has one, it is in its run's folder"
+            )
+        header, payload = self._last_judged()
+        msg: Any = self.codec.decode(self.handlers[header.type].request, payload)
+        sent = {name: w for field in vars(msg).values() if isinstance(field, dict) for name, w in field.items()}
+        site = self._site(header.round, tree.copy(self.states.get(header.state)), header.phase, header.round)
+        return tree.to(self.method.client_weights(site, sent), "cpu"), header.round
+
+    def _last_judged(self) -> tuple[Request, bytes]:
+        header, payload = unseal(self.heard.read_bytes())
+        assert isinstance(header, Request)
+        return header, payload
 
     def _site(self, round: int, state: Tree, *stream: str | int) -> Site:
         rng = client_rng(self.start.seed, self.id)(*stream)
@@ -126,6 +153,19 @@ class SiteHost:
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
         self._run: SiteRun | None = None
+
+    def close(self) -> None:
+        """Says that a run is over, and where what it left lies."""
+        if self._run is not None:
+            run, kept = self._run.start.run, self._run.heard.is_file()
+            how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
+            log.info(f"site {self.id}: {run} has ended{how}")
+            self._run = None
+
+    def recall(self, run: str) -> SiteRun:
+        """A run that this site took part in, for the site itself: its policy is about others."""
+        start = self._recall_start(run)
+        return self._prepared(start, *self.prepare(start))
 
     def handle(self, data: bytes) -> bytes:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
@@ -168,12 +208,8 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
-        place = self.executor.place
-        data = self.policy.admit(data).to(place.device, place.dtype)
-        folder = self._folder(start.run)
-        folder.mkdir(parents=True, exist_ok=True)
-        run = SiteRun(self.id, start, method, data, self.executor, folder)
-        with storage.replacing(folder / "start.envelope") as draft:
+        run = self._prepared(start, method, self.policy.admit(data))
+        with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs()
         leave = leaves(method, self.policy)
@@ -186,6 +222,11 @@ class SiteHost:
         runs = sorted((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in runs[self.policy.max_runs :]:
             shutil.rmtree(path, ignore_errors=True)
+
+    def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
+        place = self.executor.place
+        here = data.to(place.device, place.dtype)
+        return SiteRun(self.id, start, method, here, self.executor, self._folder(start.run))
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""

@@ -1,0 +1,128 @@
+"""Inputs for a trained model, from files: `.npz`, a folder of pictures, or `.csv`, on the scale of the raw data."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.errors import FedgistError
+from fedgist.data.files import checked, naming_file
+from fedgist.data.pictures import SUFFIXES, read_pictures
+
+LABELS = ("y", "label", "labels")
+"""The names of a column, or an array, that says what the samples are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples of one file."""
+
+    names: list[str]
+    x: Tensor
+    """float32 [samples, channels, height, width]; full intensity of a picture is 1."""
+    y: Tensor | None
+    """int64, where the file says what the samples are."""
+
+
+def read(path: Path, shape: tuple[int, ...], peak: float | None = None) -> Samples:
+    """The samples in a file, each of `shape`; `peak` is the value of full intensity, where the file does not say it."""
+    if path.is_dir():
+        return _read_folder(path, shape)
+    if not path.is_file():
+        raise FedgistError(f"there is no file or folder {path}")
+    if path.suffix.lower() in SUFFIXES:
+        return _pictures([path], [path.name], shape)
+    readers = {".npz": _read_npz, ".csv": _read_csv}
+    if path.suffix.lower() not in readers:
+        raise FedgistError(f"{path} is neither .npz nor .csv, no picture, and no folder of pictures")
+    return readers[path.suffix.lower()](path, shape, peak)
+
+
+def _read_folder(folder: Path, shape: tuple[int, ...]) -> Samples:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not paths:
+        raise FedgistError(f"there are no pictures in {folder}")
+    return _pictures(paths, [path.relative_to(folder).as_posix() for path in paths], shape)
+
+
+def _pictures(paths: Sequence[Path], names: list[str], shape: tuple[int, ...]) -> Samples:
+    return Samples(names, _from_bytes(str(paths[0].parent), read_pictures(paths), shape, 255), None)
+
+
+def _read_npz(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples:
+    """`x` (or `images`) and, if there is one, `y` (or `labels`); whole numbers are pixels, others have `shape`."""
+    with naming_file(path), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        keys = list(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else []
+        held = {key: archive[key] for key in ("x", "images", *LABELS, "peak") if key in keys}
+        peak = peak or (float(held["peak"]) if "peak" in held else None)
+    values = held.get("x", held.get("images"))
+    if values is None:
+        raise FedgistError(f"{path} must be an .npz with a key 'x' (or 'images'); it has {sorted(keys)}")
+    labels = next((held[key] for key in LABELS if key in held), None)
+    if peak is not None and not 0 < peak < math.inf:
+        raise FedgistError(f"{path}: peak must be above 0, not {peak:g}")
+    pixels = values.dtype == np.uint8
+    convert = _from_bytes if pixels and values.shape[1:] != shape else _scaled
+    x = convert(str(path), values, shape, peak or (255 if pixels else 1))
+    return Samples([f"{path.name}:{i}" for i in range(len(x))], x, _labels(str(path), labels, len(x)))
+
+
+def _read_csv(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples:
+    """A sample a row, its values in the order of `shape`; with a heading, a column `y` or `label` is its label."""
+    with naming_file(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = [row for row in csv.reader(file) if row]
+    heading = rows[0] if rows and not all(map(_is_number, rows[0])) else None
+    rows = rows[1:] if heading else rows
+    if not rows:
+        raise FedgistError(f"{path}: there are no rows in it")
+    try:
+        table = np.array(rows, np.float64)
+    except ValueError:
+        raise FedgistError(f"{path}: all rows must hold equally many numbers") from None
+    column = next((i for i, name in enumerate(heading or []) if name.strip().lower() in LABELS), None)
+    labels = None if column is None else table[:, column]
+    values = table if column is None else np.delete(table, column, 1)
+    if values.shape[1] != math.prod(shape):
+        raise FedgistError(f"{path}: a row has {values.shape[1]} values, but the model takes {math.prod(shape)}")
+    x = _scaled(str(path), values.reshape(-1, *shape), shape, peak or 1)
+    return Samples([f"{path.name}:{i}" for i in range(len(x))], x, _labels(str(path), labels, len(x)))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _from_bytes(where: str, pixels: np.ndarray, shape: tuple[int, ...], peak: float) -> Tensor:
+    """Pictures as in a data set's files: NHW or NHWC; grey ones serve a model of colours, too."""
+    pixels = checked(where, pixels, np.zeros(len(pixels), np.int64), int(peak)).pixels
+    planes = (pixels if pixels.ndim == 4 else pixels[..., None]).transpose(0, 3, 1, 2)
+    if planes.shape[1] == 1 < shape[0]:
+        planes = planes.repeat(shape[0], 1)
+    return _scaled(where, planes, shape, peak)
+
+
+def _scaled(where: str, values: np.ndarray, shape: tuple[int, ...], peak: float) -> Tensor:
+    if values.shape[1:] != shape or values.dtype.kind not in "uif":
+        ours, theirs = ("×".join(map(str, sides)) for sides in (values.shape[1:], shape))
+        raise FedgistError(f"{where}: its samples have the form {ours} ({values.dtype}), but the model takes {theirs}")
+    if not len(values) or not np.isfinite(values).all():
+        raise FedgistError(f"{where}: {'not all values are finite numbers' if len(values) else 'there are no samples'}")
+    return torch.tensor(np.ascontiguousarray(values)).float() / peak
+
+
+def _labels(where: str, labels: np.ndarray | None, count: int) -> Tensor | None:
+    if labels is None:
+        return None
+    if labels.shape != (count,) or labels.dtype.kind not in "uif" or (labels < 0).any() or (labels % 1).any():
+        raise FedgistError(f"{where}: labels must be {count} whole numbers from 0, one for each sample")
+    return torch.tensor(labels.astype(np.int64))

@@ -1,0 +1,61 @@
+"""A trained model in forms that other programs read: TorchScript, ONNX, safetensors."""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.experiments import trained
+from fedgist.experiments.api import loaded
+from fedgist.storage import replacing
+
+FORMATS = ("torchscript", "onnx", "safetensors")
+
+
+def export(run: Path, out: Path, form: str, client: str | None = None, normalised: bool = False) -> Path:
+    """Writes the model of a run, or of a client of it; with `normalised` it takes pixels from 0 to 1."""
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    module, about = loaded(run, client)
+    if form == "safetensors":
+        if normalised:
+            raise FedgistError("safetensors hold tensors alone: leave out --normalised, and load with normalised=True")
+        if out.suffix != ".safetensors":
+            raise FedgistError(f"--out must end in .safetensors, not be {out.name}; a .json is written beside it")
+        trained.save(module, about, out.with_suffix(""))
+        return out
+    module = (trained.normalising(module, about) if normalised else module).requires_grad_(False)
+    example = torch.zeros(2, *about.input_shape)
+    with replacing(out) as draft:
+        (_to_torchscript if form == "torchscript" else _to_onnx)(module, example, draft)
+    return out
+
+
+def _to_torchscript(module: nn.Module, example: Tensor, path: Path) -> None:
+    with warnings.catch_warnings():  # that TorchScript is old, and that checks of shapes are not part of the trace
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(module, example), str(path))
+
+
+def _to_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise FedgistError("ONNX needs two more packages: pip install 'fedgist[export]'") from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, which no model here needs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (example,),
+            path,
+            input_names=["x"],
+            output_names=["scores"],
+            dynamic_shapes=({0: torch.export.Dim("samples")},),
+            external_data=False,
+            verbose=False,
+        )

@@ -1,0 +1,282 @@
+"""Models that came out of a run, as two files each: NAME.safetensors with the tensors, NAME.json with all else.
+
+The tensors have the names of the module's `state_dict`. Whoever reads the files trusts neither: what they say is
+checked before anything is built from it.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedgist
+from fedgist import models, storage
+from fedgist.core import tree
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import SERVER
+from fedgist.core.message import Params
+from fedgist.core.task import Model, Task
+from fedgist.engines.engine import Engine
+from fedgist.experiments.config import OWN, RunConfig, model_spec
+from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.experiments.inputs import Inputs
+from fedgist.learning.evaluation import accuracy
+
+WIDEST, MOST_INPUTS, MOST_CLASSES = 2**15, 2**26, 2**20
+"""What a file may ask for: a width in an architecture, values of one input, classes."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What NAME.json says."""
+
+    model: str
+    """The architecture with all its options, as in `mlp:hidden=200x100:norm=none`; `own` is a caller's module."""
+    module: str
+    """The name of that module's class, or of the architecture."""
+    input_shape: tuple[int, ...]
+    classes: int
+    class_names: tuple[str, ...] | None
+    mean: tuple[float, ...] | None
+    """Subtracted for each channel from pixels of which full intensity is 1; None: the data came as it is."""
+    std: tuple[float, ...] | None
+    """Divided by then."""
+    low: tuple[float, ...] | None
+    """The least that a value is after that, for each channel; None where that is not a number."""
+    high: tuple[float, ...] | None
+    method: str
+    dataset: str
+    client: str | None
+    """Whose model it is; None is the server's."""
+    seed: int
+    rounds: int
+    accuracy: float | None
+    """Of just this model, where there was something to test it on."""
+    measured_on: str
+    fedgist: str
+
+
+NUMBERS = ("mean", "std", "low", "high")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A model that came out of a run."""
+
+    about: About
+    model: Model
+    w: Params
+
+    def module(self) -> nn.Module:
+        return models.as_module(self.model, self.w)
+
+    def save(self, stem: Path) -> None:
+        save(self.module(), self.about, stem)
+
+
+def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tensor, Tensor]) -> dict[str, Trained]:
+    """The server's model where it is a whole one, and those that the clients in this process keep, by their names."""
+    method, state = engine.method, engine.state
+    found: list[tuple[str, str, Params, tuple[Tensor, Tensor] | None]] = []
+    server = method.weights(state)
+    if server is not None and server.keys() == method.model.shapes.keys():
+        found.append((SERVER, method.task.model, server, test))
+    for me in engine.clients():
+        w = method.client_weights(me, method.weights(state, me.info["model"]) or {})
+        if w is not None:
+            found.append((me.id, me.info["model"], w, me.data.test))
+    nets = method.task.models
+    tests = {name: accuracy(nets[spec], w, some) for name, spec, w, some in found if some and len(some[1])}
+    scores = dict(zip(tests, engine.executor.drive(list(tests.values())), strict=True))
+    made = {}
+    for name, spec, w, samples in found:
+        about = describe(
+            method.task,
+            spec,
+            class_names=inputs.names or None,
+            mean=inputs.mean or None,
+            std=inputs.std or None,
+            method=config.method,
+            dataset=config.dataset,
+            client=None if name == SERVER else name,
+            seed=config.seed,
+            rounds=config.rounds,
+            accuracy=scores.get(name),
+            measured_on=_measured_on(config, 0 if samples is None else len(samples[1]), name != SERVER),
+        )
+        made[name] = Trained(about, nets[spec], tree.to(w, "cpu"))
+    return made
+
+
+def _measured_on(config: RunConfig, images: int, own: bool) -> str:
+    kind = "held-out training" if config.validation else "test"
+    some = " of the client's labels" * (own and config.client_test == "own-labels")
+    seen = ", as the client sees them" * (own and bool(config.discrepancy))
+    return f"{images} {kind} images of {config.dataset}{some}{seen}"
+
+
+def describe(task: Task, spec: str, **others: Any) -> About:
+    """What follows from the task and an architecture in it, with what else there is to say."""
+    name, options = model_spec(spec)
+    return About(
+        model=OWN if spec == OWN else models.spell_out(name, **options),
+        module=task.models[spec].name,
+        input_shape=tuple(task.shape),
+        classes=task.classes,
+        low=_finite(task.low),
+        high=_finite(task.high),
+        fedgist=fedgist.__version__,
+        **others,
+    )
+
+
+def save(module: nn.Module, about: About, stem: Path) -> None:
+    """Writes both files; what is needed to read the tensors comes last."""
+    storage.save_tensors(module.state_dict(), stem.with_name(f"{stem.name}.safetensors"))
+    said = dataclasses.asdict(about)
+    numbers = {name: said.pop(name) for name in NUMBERS}
+    write_json(stem.with_name(f"{stem.name}.json"), {**said, "normalisation": numbers})
+
+
+def write(made: Mapping[str, Trained], folder: RunFolder) -> None:
+    for name, one in made.items():
+        one.save(folder.model if name == SERVER else folder.clients / name)
+
+
+def stems(path: Path) -> dict[str, Path]:
+    """The models in a folder, by the name of whose they are; of a file, the one that it belongs to."""
+    if path.suffix in (".safetensors", ".json") and not path.is_dir():
+        return {SERVER: path.with_suffix("")} if path.is_file() else {}
+    here = {SERVER: path / "model"} if (path / "model.json").is_file() else {}
+    return here | {found.stem: found.with_suffix("") for found in sorted((path / "clients").glob("*.json"))}
+
+
+def choose(found: Mapping[str, Any], client: str | None, where: object) -> Any:
+    """The one that is asked for: a client's, or the server's, or the only one that there is."""
+    if client is not None:
+        if client not in found:
+            raise unknown(f"client with a model in {where}", client, [name for name in found if name != SERVER])
+        return found[client]
+    if SERVER not in found and len(found) != 1:
+        few = ", ".join([*found][:3]) + (", …" if len(found) > 3 else "")
+        raise FedgistError(f"in {where} every client has a model of its own: name one of {few} as client (--client)")
+    return found.get(SERVER, next(iter(found.values())))
+
+
+def read(stem: Path, own: nn.Module | None = None) -> tuple[nn.Module, About]:
+    """The module with its weights, in eval mode, and what is known about it; `own` is a caller's module to fill."""
+    about = read_about(stem.with_name(f"{stem.name}.json"))
+    path = stem.with_name(f"{stem.name}.safetensors")
+    try:
+        tensors = storage.load_tensors(path)
+    except (OSError, ValueError) as error:
+        raise FedgistError(f"{path} cannot be read ({error}); copy the model again") from error
+    module = _blank(about, own, path).eval()
+    wanted = module.state_dict()
+    for name in [*wanted, *tensors]:
+        if name not in tensors or name not in wanted:
+            there = "lacks" if name not in tensors else "has"
+            raise FedgistError(f"{path} is not of the model {about.model} that its .json names: it {there} {name!r}")
+        if (tensors[name].shape, tensors[name].dtype) != (wanted[name].shape, wanted[name].dtype):
+            kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (tensors[name], wanted[name])]
+            raise FedgistError(f"{path} is not of the model {about.model}: {name!r} is {kinds[0]}, not {kinds[1]}")
+    module.load_state_dict(tensors)
+    return module, about
+
+
+def _blank(about: About, own: nn.Module | None, path: Path) -> nn.Module:
+    if about.model == OWN:
+        if own is None:
+            raise FedgistError(f"{path} is of your own module {about.module}: fedgist.load(…, module=…) fills it")
+        return copy.deepcopy(own)
+    if own is not None:
+        raise FedgistError(f"{path} is of the model {about.model}, which is built in: leave out module")
+    name, options = model_spec(about.model)
+    net = models.build(name, about.input_shape, about.classes, **options)
+    return models.as_module(net, {key: torch.zeros(shape) for key, shape in net.shapes.items()})
+
+
+def normalising(module: nn.Module, about: About) -> nn.Module:
+    """The module, made to take what the data set holds: pixels of which full intensity is 1."""
+    return module if about.mean is None or about.std is None else models.Normalised(module, about.mean, about.std)
+
+
+def read_about(path: Path) -> About:
+    """What NAME.json says, if all of it can be true."""
+    said = read_json(path)
+    if not isinstance(said, dict) or not isinstance(said.get("normalisation"), dict):
+        raise FedgistError(f"{path} is not the description of a model")
+    said = {**said, **said["normalisation"]}
+
+    def take(name: str, fits: Callable[[Any], bool], words: str) -> Any:
+        value = said.get(name)
+        if not fits(value):
+            raise FedgistError(f"{path}: {name} must be {words}, not {json.dumps(value)[:60]}")
+        return tuple(value) if isinstance(value, list) else value
+
+    shape = take("input_shape", _is_shape, "1 to 8 positive whole numbers")
+    classes = take("classes", lambda v: _is_whole(v, 1, MOST_CLASSES), "a positive whole number")
+
+    def per_channel(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == shape[0] and all(map(_is_number, value))
+
+    scale = {
+        "mean": take("mean", lambda v: v is None or per_channel(v), f"{shape[0]} numbers"),
+        "std": take("std", lambda v: v is None or (per_channel(v) and min(v) > 0), f"{shape[0]} numbers above 0"),
+    }
+    if (scale["mean"] is None) != (scale["std"] is None):
+        raise FedgistError(f"{path}: mean and std must be both there or both missing")
+    ends = {name: take(name, lambda v: v is None or per_channel(v), f"{shape[0]} numbers") for name in ("low", "high")}
+    words = {name: take(name, _is_text, "a short text") for name in ("module", "method", "dataset", "measured_on")}
+    return About(
+        model=take("model", _is_spec, "an architecture as in mlp:hidden=200x100"),
+        input_shape=shape,
+        classes=classes,
+        class_names=take("class_names", lambda v: v is None or _are_names(v, classes), f"{classes} short texts"),
+        client=take("client", lambda v: v is None or _is_text(v), "a short text"),
+        seed=take("seed", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
+        rounds=take("rounds", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
+        accuracy=take("accuracy", lambda v: v is None or (_is_number(v) and 0 <= v <= 1), "a number from 0 to 1"),
+        fedgist=take("fedgist", _is_text, "a version"),
+        **words,
+        **scale,
+        **ends,
+    )
+
+
+def _finite(values: tuple[float, ...]) -> tuple[float, ...] | None:
+    return values if all(map(math.isfinite, values)) else None  # a caller's data may hold anything; JSON may not
+
+
+def _is_whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 500 and value.isprintable()
+
+
+def _is_spec(value: Any) -> bool:
+    """Numbers are bounded here, because a model is built to see what its tensors should be."""
+    return _is_text(value) and all(len(n) <= 6 and int(n) <= WIDEST for n in re.findall(r"\d+", value))
+
+
+def _is_shape(value: Any) -> bool:
+    sides = isinstance(value, list) and 1 <= len(value) <= 8 and all(_is_whole(n, 1, MOST_INPUTS) for n in value)
+    return sides and math.prod(value) <= MOST_INPUTS
+
+
+def _are_names(value: Any, classes: int) -> bool:
+    return isinstance(value, list) and len(value) == classes and all(map(_is_text, value))

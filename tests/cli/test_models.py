@@ -1,0 +1,106 @@
+"""predict and export, as a user types them."""
+
+import csv
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import fedgist
+from fedgist.cli import app
+from fedgist.data import datasets
+
+COMMON = (
+    "--dataset",
+    "digits",
+    "--clients",
+    "3",
+    "--alpha",
+    "1",
+    "--rounds",
+    "2",
+    "--set",
+    "steps=10",
+    "--quiet",
+    "--json",
+)
+
+
+def fedgist_says(*words: str, code: int = 0) -> tuple[str, str]:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def test_file() -> str:
+    return str(datasets.export("digits", "data") / "test.npz")
+
+
+def test_a_global_model_predicts_as_well_as_the_run_says(test_file: str) -> None:
+    said = json.loads(fedgist_says("run", "fedavg", *COMMON, "--model", "cnn", "--out", "run")[0])
+    rows, accuracy = fedgist_says("predict", "run", test_file)
+    assert accuracy == f"accuracy  {said['accuracy']:.4f} ({round(said['accuracy'] * 359)} of 359)\n"
+    table = list(csv.DictReader(rows.splitlines()))
+    assert sum(row["label"] == row["truth"] for row in table) / len(table) == said["accuracy"]
+    assert sum(float(table[0][f"p{label}"]) for label in range(10)) == pytest.approx(1, abs=1e-5)
+    fedgist_says("export", "run", "--out", "elsewhere/best.safetensors")
+    exported = json.loads(fedgist_says("predict", "elsewhere/best.safetensors", test_file, "--format", "json")[0])
+    assert exported["accuracy"] == said["accuracy"]
+    card = Path("run/MODEL_CARD.md").read_text("utf-8")
+    assert f"| {said['accuracy']:.4f} | 359 test images of digits |" in card and "No differential privacy." in card
+
+
+def test_the_clients_models_predict_as_well_as_the_run_says(test_file: str) -> None:
+    said = json.loads(fedgist_says("run", "repshare", *COMMON, "--model", "mlp:hidden=16", "--out", "run")[0])
+    scores = []
+    for id in "012":
+        fedgist_says("predict", "run", test_file, "--client", id, "--format", "json", "--out", f"{id}.json")
+        scores.append(json.loads(Path(f"{id}.json").read_text("utf-8"))["accuracy"])
+    assert scores == [json.loads(Path(f"run/clients/{id}.json").read_text("utf-8"))["accuracy"] for id in "012"]
+    assert statistics.fmean(scores) == pytest.approx(said["accuracy"], abs=1e-7)  # which travelled as float32
+    assert f"{statistics.fmean(scores):.4f}" == f"{said['accuracy']:.4f}"
+    assert "name one of 0, 1, 2 as client (--client)" in fedgist_says("predict", "run", test_file, code=2)[1]
+    assert (
+        "unknown client with a model in run '7'"
+        in fedgist_says("export", "run", "--client", "7", "--out", "x", code=2)[1]
+    )
+
+
+def test_the_same_samples_in_other_files(test_file: str) -> None:
+    """Bytes, fractions, rows and pictures: the same classes of the same digits."""
+    fedgist_says("run", "fedavg", *COMMON, "--out", "run")
+    with np.load(test_file) as held:
+        pixels, labels = held["images"][:9], held["labels"][:9]
+    fractions = pixels[:, None] / np.float32(16)
+    np.savez("x.npz", x=fractions, y=labels)
+    np.savez("bytes.npz", x=pixels)
+    heading = ",".join(["label", *(f"c{i}" for i in range(64))])
+    np.savetxt("x.csv", np.column_stack([labels, pixels.reshape(9, -1)]), "%d", ",", header=heading, comments="")
+    Path("pictures").mkdir()
+    for i, picture in enumerate(pixels):
+        Image.fromarray((picture * 15.9375).round().astype(np.uint8)).save(f"pictures/{i}.png")
+
+    def labels_in(*words: str) -> list[str]:
+        return [row["label"] for row in csv.DictReader(fedgist_says("predict", "run", *words)[0].splitlines())]
+
+    with torch.no_grad():
+        wanted = fedgist.load("run", normalised=True)(torch.tensor(fractions)).argmax(1).tolist()
+    assert labels_in("x.npz") == labels_in("x.csv", "--peak", "16") == labels_in("pictures") == [*map(str, wanted)]
+    assert labels_in("bytes.npz", "--peak", "16") == [*map(str, wanted)]
+    assert "values from 0 to 16; --peak names the value of full" in fedgist_says("predict", "run", "x.csv", code=2)[1]
+    np.savetxt("short.csv", pixels[:, 0], "%d", ",")
+    assert "a row has 8 values, but the model takes 64" in fedgist_says("predict", "run", "short.csv", code=2)[1]
+
+
+def test_what_onnx_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    fedgist_says("run", "fedavg", *COMMON, "--profile", "toy", "--out", "run")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    said = fedgist_says("export", "run", "--format", "onnx", "--out", "x.onnx", code=2)[1]
+    assert "pip install 'fedgist[export]'" in said and not Path("x.onnx").exists()
