@@ -81,8 +81,8 @@ def settle(
     check(here)
     for name, given in Policy().outside(here.method, here.options).items():
         log.warning(
-            f"{name} = {toml_value(getattr(here.options, name))} is outside {', '.join(map(str, given)) or 'nothing'}: "
-            f"a site refuses it unless its policy.toml allows it for {here.method}"
+            f"{name} = {toml_value(getattr(here.options, name))}: sites allow {', '.join(map(str, given)) or 'nothing'} "
+            f"unless their policy.toml allows more for {here.method}"
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
