@@ -120,7 +120,7 @@ def test_a_module_of_ones_own_comes_back(method: str, kept: bool, tmp_path: Path
         fedgist.load(out, client)
 
 
-@pytest.mark.parametrize("name", sorted(methods.available()))
+@pytest.mark.parametrize("name", sorted(methods.available().keys() - {"gist"}))  # φ and W are no architecture of a run
 def test_every_method_has_a_model_to_show(name: str, tmp_path: Path) -> None:
     """The server's, or one of every client; whole, and as good as the run says where it is what the run judges."""
     config = resolve({"method": name, "clients": 2, "rounds": 1}, profile="toy")

@@ -11,6 +11,8 @@ from fedgist.data import datasets
 from fedgist.experiments.config import load, resolve
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Silent
+from fedgist.experiments.report import tables
+from fedgist.experiments.report.runs import grouped, read
 from fedgist.federation import runs, sim, site_setup
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience
@@ -142,3 +144,5 @@ def test_a_site_with_an_impossible_model_is_left_out(
     assert "site b does not take part" in caplog.text and why in caplog.text and "\x1b" not in caplog.text
     (path,) = (tmp_path / "runs").iterdir()
     assert [row["answered"] for row in RunFolder(path).rows()] == [1, 1, 1]
+    (row,) = tables.missing(grouped([read(RunFolder(path))])).rows
+    assert [cell.text for cell in row[1:3]] == ["b", "3"] and "wants mlp of it" in row[3].text

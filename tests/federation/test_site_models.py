@@ -20,9 +20,13 @@ from fedgist.experiments.config import resolve
 from fedgist.experiments.progress import Silent
 from fedgist.experiments.results import Result
 from fedgist.federation import runs, site_setup
-from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol import policy
 from fedgist.federation.protocol.remote_engine import Patience
 from fedgist.federation.site import SETTINGS
+
+RULES = """methods = ["sums", "feddm"]
+options = {steps = [5], feddm = {steps = [1], init = ["real"]}}
+"""
 
 
 def kit_of(site: str, folder: Path, number: int) -> site_setup.Settings:
@@ -33,7 +37,7 @@ def kit_of(site: str, folder: Path, number: int) -> site_setup.Settings:
         (folder / site / "startup" / name).write_text("")
     server = {"servers": [{"service": {"target": "localhost:1"}}], "client": {"fqsn": site}}
     (folder / site / "startup" / "fed_client.json").write_text(json.dumps(server))
-    (folder / site / "policy.toml").write_text('methods = ["all"]\nmessages = ["all"]\n')
+    (folder / site / "policy.toml").write_text(RULES)
     settings = site_setup.Settings(str(data), "mlp:hidden=20x16" if site == "a" else "mlp:hidden=16")
     (folder / site / SETTINGS).write_text(json.dumps(asdict(settings)))
     return settings
@@ -41,7 +45,9 @@ def kit_of(site: str, folder: Path, number: int) -> site_setup.Settings:
 
 def run(folder: Path, **options: Any) -> Result:
     hosts = {
-        site: site_setup.make_host(site, folder / site / "fedgist", kit_of(site, folder, i), Policy())
+        site: site_setup.make_host(
+            site, folder / site / "fedgist", kit_of(site, folder, i), policy.load(folder / site / "policy.toml")
+        )
         for i, site in enumerate("ab", 1)
     }
 

@@ -109,8 +109,10 @@ class SentWeights(Method[Options]):
     def __init__(self, config: Options, task: Task, head_from: str | None = None):
         super().__init__(config, task)
         self.travel = Travel(config.share, config.batch_norm, head_from)
-        needless = set() if config.published else {EvaluateThisOnOwnLabels}
-        self.handlers = {request: found for request, found in self.handlers.items() if request not in needless}
+        whole = all(len(self.travel.names(model)) == len(model.shapes) for model in task.models.values())
+        # A client answers nothing that its configuration does not need: what is whole, the server tests itself.
+        needed = {EvaluateThis: not whole, EvaluateThisOnOwnLabels: config.published}
+        self.handlers = {request: found for request, found in self.handlers.items() if needed.get(request, True)}
 
     def bounds(self, model: str) -> Bounds:
         """`model`: all that travels, which is `weights` (trained) and `statistics` (of BatchNorm) together."""

@@ -44,8 +44,8 @@ class OwnModel(Method[Options]):
 
     def __init__(self, config: Options, task: Task):
         super().__init__(config, task)
-        needless = set() if config.published else {EvaluateOwnLabels}
-        self.handlers = {request: found for request, found in self.handlers.items() if request not in needless}
+        if not config.published:  # a client answers nothing that its configuration does not need
+            self.handlers = {request: h for request, h in self.handlers.items() if request is not EvaluateOwnLabels}
 
     def client_init(self, me: Site) -> State:
         rng = Rng(me.rng.root)("common start") if self.config.common_start else me.rng

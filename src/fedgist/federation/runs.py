@@ -80,10 +80,8 @@ def settle(
     here = runner.prepare(asked)
     check(here)
     for name, given in Policy().outside(here.method, here.options).items():
-        log.warning(
-            f"{name} = {toml_value(getattr(here.options, name))} is outside {', '.join(map(str, given)) or 'nothing'}: "
-            f"a site refuses it unless its policy.toml allows it for {here.method}"
-        )
+        value, usual = toml_value(getattr(here.options, name)), ", ".join(map(str, given)) or "nothing"
+        log.warning(f"{name} = {value}: sites allow {usual}, unless their policy.toml says more for {here.method}")
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
     return Settled(asked, sources.from_sites(here, sites), folder)

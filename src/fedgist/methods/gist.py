@@ -171,9 +171,6 @@ class Gist(fg.Method[Config]):
         fitted = {f"gist.{name}": state[name] for name in ("mean", "weight", "intercept")}
         return {"accuracy": await fg.accuracy(self.linear, {**self.public(state["seed"]), **fitted}, test)}
 
-    def weights(self, state: fg.State, model: str | None = None) -> fg.Params | None:
-        return {name: state[name] for name in ("mean", "weight", "intercept")}
-
     # A client
 
     @fg.handler

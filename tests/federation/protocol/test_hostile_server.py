@@ -23,6 +23,7 @@ from fedgist.core.task import Task
 from fedgist.data import datasets
 from fedgist.data.client_data import ClientData
 from fedgist.experiments.config import model_spec
+from fedgist.families.evaluation import EvaluateThis
 from fedgist.families.global_model import Global
 from fedgist.families.surrogate import Current, Images
 from fedgist.federation import site_setup
@@ -150,6 +151,19 @@ def test_what_would_leave_is_said_before_anything_does(tmp_path: Path, digits: P
     assert [line["direction"] for line in lines] == ["in", "leaves", "out"]
     assert "Local: pw, p to be summed" in lines[1]["leave"]
     assert "what may leave: " in caplog.text and "Local: pw, p to be summed" in caplog.text
+
+
+@pytest.mark.parametrize(("batch_norm", "answers"), [("aggregate", False), ("local", True)])
+def test_scores_leave_only_where_the_run_needs_them(
+    batch_norm: str, answers: bool, tmp_path: Path, digits: Path
+) -> None:
+    """With any weights it likes a server could ask how many test images are 9s; whole models it tests by itself."""
+    model = f"{MODEL}:norm=batch"
+    task = {**TASK, "models": [model], "model": model}
+    host = site(tmp_path, digits, Policy())
+    assert isinstance(said(host, start("fedavg", task, batch_norm=batch_norm)), Ready)
+    answer = said(host, seal(Request("run-1", 1, "evaluation", 0, tag_of(EvaluateThis), "", [])))
+    assert ("has no request" not in answer.why) == answers
 
 
 def test_a_widened_line_is_about_that_method_alone() -> None:

@@ -69,6 +69,7 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         wire_table=tables.wire(groups),
         efficiency=_efficiency(efficiency.costs(groups)),
         sees=tables.who_sees_what(groups),
+        missing=tables.missing(groups),
         privacy=_privacy(groups),
         partitions=_partitions(groups),
         configurations=[(_name(group, run), run.text) for group in groups for run in group.runs],

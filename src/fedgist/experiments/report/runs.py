@@ -20,6 +20,7 @@ KNOWN = {
     "seconds",
     "answered",
     "skipped",
+    "missing",
     "unevaluated",
     "accuracy",
     "bytes_up",

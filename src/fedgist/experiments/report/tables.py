@@ -209,6 +209,19 @@ def who_sees_what(groups: Sequence[Group]) -> Table:
     return Table("What a client's replies reveal", head, rows)
 
 
+def missing(groups: Sequence[Group]) -> Table:
+    """Sites of federations that were asked and left out."""
+    rows = []
+    for group in groups:
+        rounds: dict[tuple[str, str], list[int]] = {}
+        for row in (row for run in group.runs for row in run.rows):
+            for site, why in row.get("missing", {}).items():
+                rounds.setdefault((site, why), []).append(row["round"])
+        for i, ((site, why), at) in enumerate(sorted(rounds.items())):
+            rows.append([_first(group, i), Cell(site), number(len(at), f"first in {at[0]}"), Cell(why, kind="text")])
+    return Table("Who was left out", ["run", "site", "rounds", "why"], rows)
+
+
 def efficiency(found: Sequence[Cost]) -> Table:
     head = ["run", "best accuracy", "after round", "numbers from a client", "η as defined", "η at equal accuracy"]
     rows = [
