@@ -153,6 +153,7 @@ class _Run:
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
         self.title, self.sound = f"{config.method}, {config.dataset}, seed {config.seed}", True
+        self.in_range = True
         self.method = methods.find(config.method)(config.options, inputs.task)
         self.test = executor.place.put(inputs.test)
         self.engine = make(self.method, inputs, config, executor)
@@ -196,6 +197,7 @@ class _Run:
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        self._warn_of_wild_images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
         row: dict[str, Any] = {
@@ -242,6 +244,15 @@ class _Run:
             log.warning(
                 f"{self.title}: what {' and '.join(holders)} learned up to round {done} is not finite (NaN or "
                 "infinity), so that no result from here on means anything; a smaller lr helps most often"
+            )
+
+    def _warn_of_wild_images(self, report: RoundReport) -> None:
+        """Once: what learns from them goes on as if they were sound."""
+        if self.in_range and (wild := artifacts.out_of_range(report.shown, self.inputs.task)):
+            self.in_range = False
+            log.warning(
+                f"{self.title}: {wild} in round {report.round}, so that little can be learned from them; a smaller "
+                f"learning rate of theirs helps most often (`fedgist config {self.config.method}` names it)"
             )
 
     def _open(self, folder: RunFolder) -> Any:
