@@ -271,8 +271,9 @@ def test_equal_only_to_itself():
 
 def test_clients_with_a_module_of_the_users_own_are_stacked_on_a_cpu(caplog):
     """The worker threads meet the module for the first time under vmap, where torch lets nobody move it."""
-    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
-    clients = [(images(6, i).repeat(1, 1, 8, 8)[:, :1, :8, :8].float(), torch.arange(6)) for i in range(4)]
+    with torch.random.fork_rng():
+        own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    clients = [(RNG("x", i).uniform(6, 1, 8, 8), torch.arange(6)) for i in range(4)]
     made = [
         fedgist.run("fedavg", own, clients, clients[0], classes=10, rounds=1, engine=engine, device="cpu").weights
         for engine in ("stacked", "sequential")

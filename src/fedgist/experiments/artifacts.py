@@ -67,7 +67,7 @@ def save(exhibits: Sequence[Exhibit], task: Task, path: Path) -> None:
 
 
 def out_of_range(exhibits: Sequence[Exhibit], task: Task) -> str | None:
-    """What is no picture any more of what was shown, in words: pixels far from all that data can have, or no numbers."""
+    """What was shown that is no picture any more, in words: pixels far from all that data can have, or no numbers."""
     width = max(high - low for low, high in zip(task.low, task.high, strict=True))
     least, most = min(task.low) - FAR * width, max(task.high) + FAR * width
     for exhibit in exhibits:
