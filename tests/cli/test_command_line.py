@@ -193,7 +193,7 @@ def test_several_runs_go_on_with_the_command_that_began_them():
         ("fedavg", "weight_decay=1e308", "weight_decay must be a number of at most 3.4e+38 in size, not 1e308"),
         ("fedadam", "tau=1e30", "tau must be at most 1e+18, not 1e+30"),
         ("fedyogi", "tau=1e-300", "tau must be at least 1e-30, not 1e-300"),
-        ("fedavg", "batch=1000000000000000", "this machine's memory is full: make batches, models or data smaller"),
+        ("fedavg", "steps=1000000000000000", "this machine's memory is full: make batches, models or data smaller"),
     ],
 )
 def test_numbers_that_nothing_can_compute_with_are_no_defect(method, setting, line):
@@ -469,3 +469,26 @@ def test_threads_are_left_as_they_were():
     before = torch.get_num_threads()
     call("run", "fedavg", *TINY, "--engine", "threaded", "--out", "run", "-q")
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["epochs", "steps"])
+def test_a_batch_may_be_all_that_a_client_has(steps):
+    """A million is all too, and takes no more memory: it took 16 GB."""
+    runs = [["--set", f"batch={batch}", "--set", f"steps={steps}", "--out", batch] for batch in ("all", "1000000")]
+    results = [json.loads(call("run", "fedavg", *TINY, *run, "--json").stdout) for run in runs]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert 'batch = "all"' in Path("all/config.toml").read_text()
+    call("run", "--config", "all/config.toml", "--out", "again", "--quiet")
+
+
+def test_what_is_done_between_clients_on_threads_has_one_thread():
+    """Two that wait for each other at every small operation took ten times as long for many clients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for engine, threads in (("threaded", 1), ("sequential", 2)):
+            call("run", "fedavg", *TINY, "--engine", engine, "--out", engine, "--quiet")
+            assert json.loads(Path(engine, "env.json").read_text())["threads"] == threads
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -95,7 +95,8 @@ def run(
         if folder.finished:
             return results.load(folder)
     executor = engines.executor(config.engine, config.device, tf32=config.tf32)
-    return _Run(config, load(config), folder, progress or Silent(), engine, executor).go()
+    with engines.one_thread(config.engine, config.device):
+        return _Run(config, load(config), folder, progress or Silent(), engine, executor).go()
 
 
 def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
@@ -114,7 +115,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
         for config, folder in prepared
         if not folder.finished
     }
-    with ExitStack() as stack:
+    with engines.one_thread(first.engine, first.device), ExitStack() as stack:
         for one in begun.values():
             stack.enter_context(one.under_way())
         while unfinished := [one for one in begun.values() if one.left]:

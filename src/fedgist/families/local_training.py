@@ -26,7 +26,7 @@ class LocalOptions:
 
     steps: int = option(0, "Local steps a round; 0 counts epochs instead.", low=0)
     epochs: int = option(1, "Local epochs a round, when steps is 0.", low=1)
-    batch: int = option(32, "Samples in a batch.", low=1)
+    batch: int = option(32, "Samples in a batch, or all that a client has.", low=1, or_all=True)
     lr: float = option(0.05, "Learning rate of the first round.", above=0)
     schedule: str = option(
         "constant", "How the learning rate falls over the rounds.", choices=("constant", "exponential", "cosine")
