@@ -1,12 +1,15 @@
 """What all commands share: their flags, and how they speak when something goes wrong.
 
-Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C.
+Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C and
+SIGTERM.
 """
 
 import functools
 import inspect
 import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,6 +89,7 @@ Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE"
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR", parser=_home_expanded)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Live = Annotated[bool, typer.Option("--live", help="Serve the report to this machine's browsers while it runs.")]
 Port = Annotated[int, typer.Option("--port", help="Port of --live; 0 is a free one.", metavar="N", min=0, max=65535)]
@@ -97,7 +101,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 def speaking(debug: bool) -> Iterator[None]:
     """Turns what goes wrong into one line and the right exit code."""
     try:
-        yield
+        with _terminable():
+            yield
     except FedgistError as error:
         fail(str(error), 2, debug)
     except KeyboardInterrupt as stop:
@@ -114,6 +119,19 @@ def speaking(debug: bool) -> Iterator[None]:
             fail("this machine's memory is full: make batches, models or data smaller", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, with which schedulers stop what runs too long, is Ctrl-C: what is kept is said, and how to go on."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # not ours to change
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager

@@ -44,8 +44,8 @@ class ClientData:
     def steps(self, rng: Rng, count: int, batch: int) -> Batches:
         """`count` full batches cut from an endless stream of reshuffled passes.
 
-        A client with fewer samples than a batch meets some of them more than once in it; where a batch is above LARGE it
-        meets each once. One with none gets no batch.
+        A client with fewer samples than a batch meets some of them more than once in it, or, where a batch is above
+        LARGE, each once. One with none gets no batch.
         """
         batch = self._checked(count, batch)
         if self.n == 0:

@@ -1,6 +1,7 @@
 """Runs a configuration: builds the federation, runs its rounds, writes the folder, resumes a killed run exactly."""
 
 import dataclasses
+import errno
 import logging
 import math
 import shlex
@@ -83,20 +84,26 @@ def run(
     load: Source = sources.from_dataset,
     progress: Progress | None = None,
     engine: Maker = in_process,
+    overwrite: bool = False,
 ) -> Result:
     """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any.
 
-    `engine` makes what runs it; without it, a federation in this process.
+    `engine` makes what runs it; without it, a federation in this process. `overwrite` takes away the run in `out`.
     """
+    if resume and overwrite:
+        raise FedgistError("a run either goes on (resume) or is made anew (overwrite)")
     config = dataclasses.replace(prepare(config), seeds=1)
     folder = None if out is None else RunFolder(out)
-    if folder is not None and folder.started:
+    if folder is not None and folder.started and not overwrite:
         _check_again(folder, config, resume)
         if folder.finished:
             return results.load(folder)
     executor = engines.executor(config.engine, config.device, tf32=config.tf32)
     with engines.one_thread(config.engine, config.device):
-        return _Run(config, load(config), folder, progress or Silent(), engine, executor).go()
+        one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
+        if folder is not None and overwrite:
+            folder.clear()  # only now, when most of what the user may have got wrong has been built
+        return one.go()
 
 
 def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
@@ -131,12 +138,17 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
 
 
 def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    """Whether a run may go on in a folder that has one already."""
+    """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
     folder.check_free(resume)
     before = configs.resolve(configs.load(folder.config))
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)
         raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
+    grown = before.rounds < config.rounds
+    if grown or not folder.finished:
+        folder.check_method(provenance.source(methods.find(config.method)))
+    if grown:
+        folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)
 
 
 class _Run:
@@ -190,9 +202,14 @@ class _Run:
                     self.progress.stop()
         except KeyboardInterrupt:
             raise self._interrupted() from None
-        except Exception:
+        except Exception as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             if self.folder is not None and new and not self.rows:
                 self.folder.discard()  # what only a round finds wrong, as too little memory: mended, the command works
+            if self.folder is not None and full:
+                raise FedgistError(
+                    f"the disk of {self.folder.path} is full: make room and go on with {self._again}"
+                ) from error
             raise
 
     def keep(self, report: RoundReport, seconds: float) -> None:
@@ -291,6 +308,14 @@ class _Run:
         if self.folder is None:
             return Interrupted("stopped; nothing is kept, for there is no folder", "")
         kept = f"stopped; {self.folder.rounds_kept()} of {self.config.rounds} rounds are kept"
+        return Interrupted(kept, self._again)
+
+    @property
+    def _again(self) -> str:
+        """What goes on with this run, in its folder."""
+        assert self.folder is not None
+        if not self.folder.started:
+            return "the same command"
         if OWN in (self.config.dataset, self.config.model):
-            return Interrupted(kept, "the same call and resume=True")
-        return Interrupted(kept, f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}")
+            return "the same call and resume=True"
+        return f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}"
