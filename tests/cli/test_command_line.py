@@ -157,6 +157,12 @@ def test_recorded_messages_are_kept():
             ["run", "fedavg", "--set", "architectures=mlp:hidden=9,mlp"],
             "fedavg averages weights: mlp:hidden=9 and mlp have different ones",
         ),
+        (["run", "fedavg", "--lr", "0.1"], "--lr is no flag: give it as --set lr=0.1"),
+        (["run", "fedprox", "--weight-decay=0.1"], "--weight-decay is no flag: give it as --set weight_decay=0.1"),
+        (
+            ["compare", "fedavg", "fedprox", "--eval-every"],
+            "--eval-every is no flag: give it as --set eval_every=VALUE",
+        ),
         (["run", "fedavg", "--set", "lr"], "--set wants key=value, not 'lr'"),
         (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
         (["run", "fedavg", "--profile", "papr"], "unknown profile of fedavg 'papr'; did you mean 'paper'?"),

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments.config import RunConfig
@@ -79,6 +81,37 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
         return with_flags
 
     return decorate
+
+
+class WithSet(TyperCommand):
+    """A command with --set, which it names when an option that has no flag is given as one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name in _all_options():
+                fail(f"{error.option_name} is no flag: give it as --set {name}={_value(error.option_name, typed)}", 2)
+            raise
+
+
+def _all_options() -> set[str]:
+    """The options of a run, and of all methods."""
+    from fedgist import methods
+
+    return {name for of in (RunConfig, *(one.Config for one in methods.registry().values())) for name in options(of)}
+
+
+def _value(flag: str, typed: list[str]) -> str:
+    """What was given with a flag, as in --lr=0.1 or --lr 0.1."""
+    for here, following in zip(typed, [*typed[1:], "VALUE"], strict=True):
+        if here == flag:
+            return "VALUE" if following.startswith("--") else following
+        if here.startswith(f"{flag}="):
+            return here.removeprefix(f"{flag}=")
+    return "VALUE"
 
 
 DataDir = Annotated[str | None, flag_of("data_dir")]
@@ -152,7 +185,7 @@ def warning_once() -> Iterator[None]:
         log.removeFilter(new)
 
 
-def fail(line: str, code: int, debug: bool) -> None:
+def fail(line: str, code: int, debug: bool = False) -> None:
     if debug:
         traceback.print_exc()
     print(f"fedgist: {line}", file=sys.stderr)

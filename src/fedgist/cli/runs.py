@@ -24,6 +24,7 @@ from fedgist.cli.common import (
     Quiet,
     Resume,
     Set,
+    WithSet,
     flag,
     naming,
     note,
@@ -47,7 +48,7 @@ Target = Annotated[
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
-@app.command()
+@app.command(cls=WithSet)
 @run_flags()
 def run(
     flags: Flags,
@@ -89,7 +90,7 @@ def run(
         show_run(results, folder, as_json, quiet)
 
 
-@app.command()
+@app.command(cls=WithSet)
 @run_flags()
 def compare(
     methods: Annotated[list[str], typer.Argument(help="The methods, in the order of the table.")],
