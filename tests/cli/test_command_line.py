@@ -156,7 +156,8 @@ def test_recorded_messages_are_kept():
         ),
         (
             ["run", "fedavg", "--set", "architectures=mlp:hidden=9,mlp"],
-            "fedavg averages weights: mlp:hidden=9 and mlp have different ones",
+            "fedavg averages weights: mlp:hidden=9 and mlp have different ones; there is mlp:hidden=9 at 0, 2, 4, … "
+            "and mlp at 1, 3, 5, …: set --model NAME, here and at every site, or take a method for models of their own",
         ),
         (["run", "fedavg", "--lr", "0.1"], "--lr is no flag: give it as --set lr=0.1"),
         (["run", "fedprox", "--weight-decay=0.1"], "--weight-decay is no flag: give it as --set weight_decay=0.1"),

@@ -52,6 +52,14 @@ def test_numbers_that_are_not_finite_are_told_of_once_and_change_nothing(method,
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(("features", "lambda_kd", "told"), [("relu", 10, 1), ("tanh", 10, 0), ("relu", 0.1, 0)])
+def test_representations_that_would_outweigh_the_labels_are_told_of(features, lambda_kd, told, caplog):
+    """Fashion-MNIST, 7 clients, Dirichlet 0.3: 0.434 with λ_KD = 10, 0.487 with 0.1, 0.485 alone."""
+    setting = ["--model", f"mlp:hidden=8:features={features}", "--set", f"lambda_kd={lambda_kd}"]
+    call("run", "repshare", *TINY, *setting, "--out", "run", "-q")
+    assert caplog.text.count("the features of mlp are not between -1 and 1") == told
+
+
 FEDDM = ["--profile", "toy", "--clients", "3", "--device", "cpu", "-q"]
 
 

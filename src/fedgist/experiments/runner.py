@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from fedgist import engines, methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.federation import SERVER, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method
@@ -151,6 +151,16 @@ def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
         folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)
 
 
+def _who_runs_what(inputs: Inputs) -> str:
+    """Which clients have which model, and what to set so that all have one."""
+    holders: dict[str, list[str]] = {}
+    for id, about in inputs.info.items():
+        holders.setdefault(about["model"], []).append(id)
+    found = [f"{model} at {', '.join(ids[:3])}{', …' * (len(ids) > 3)}" for model, ids in holders.items()]
+    one = next(iter(holders)) if len(holders) == 1 else "NAME, here and at every site"
+    return f"there is {' and '.join(found)}: set --model {one}, or take a method for models of their own, as repshare"
+
+
 class _Run:
     """One run under way."""
 
@@ -167,7 +177,10 @@ class _Run:
         self.rows: list[dict[str, Any]] = []
         self.title, self.sound = f"{config.method}, {config.dataset}, seed {config.seed}", True
         self.in_range = True
-        self.method = methods.find(config.method)(config.options, inputs.task)
+        try:
+            self.method = methods.find(config.method)(config.options, inputs.task)
+        except MixedModels as error:
+            raise FedgistError(f"{error}; {_who_runs_what(inputs)}") from error
         self.test = executor.place.put(inputs.test)
         self.engine = make(self.method, inputs, config, executor)
 
