@@ -114,7 +114,7 @@ class RepresentationSharing(fg.OwnModel[Config]):
         if config.lambda_kd > 1 and not bounded(self.model):
             log.warning(
                 f"repshare: the features of {self.model.name} are not between -1 and 1 as the paper's, so that "
-                f"lambda_kd={config.lambda_kd:g} may outweigh the labels, and less be learned than alone; lambda_kd=0.1 does not"
+                f"lambda_kd={config.lambda_kd:g} may outweigh the labels, and clients learn less than alone; try 0.1"
             )
         self.choices = OwnChoices(Choices, config, config.choices)
         for choices in self.choices.all():
