@@ -25,7 +25,9 @@ Options = TypeVar("Options")
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-LARGEST = {int: 2**63 - 1, float: 3.4e38}  # what int64 and float32, in which all is computed, can hold
+ALL = 2**63 - 1
+"""What the word all stands for where a number may be as large as there is data."""
+LARGEST = {int: ALL, float: 3.4e38}  # what int64 and float32, in which all is computed, can hold
 
 
 class Role(enum.Flag):
@@ -54,17 +56,19 @@ def option(
     flag: str | None = None,
     safe: Iterable[Any] | None = None,
     reveals: str = "",
+    or_all: bool = False,
 ) -> Any:
     """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not.
 
     `group` is the heading under which it is shown, `flag` what stands for its value where it is a flag of commands.
     `safe` is what a site in a federation bears unless its operator says more: values, and ranges as in "10..1000";
-    `reveals` says what else would tell of the site's data. Without it, the rest only costs time or memory.
+    `reveals` says what else would tell of the site's data. Without it, the rest only costs time or memory. With
+    `or_all` it may be the word all.
     """
     limits = {"choices": None if choices is None else tuple(choices), "low": low, "high": high, "above": above}
     return dataclasses.field(
         default=default,
-        metadata={"help": help, **limits, "group": group, "role": role, "flag": flag}
+        metadata={"help": help, **limits, "group": group, "role": role, "flag": flag, "or_all": or_all}
         | {"safe": None if safe is None else tuple(safe), "reveals": reveals},
     )
 
@@ -86,6 +90,7 @@ class Option:
     flag: str | None = None
     safe: tuple[Any, ...] | None = None
     reveals: str = ""
+    or_all: bool = False
 
     @property
     def sentences(self) -> str:
@@ -97,7 +102,7 @@ class Option:
 
     def read(self, value: Any) -> Any:
         """`value` (from TOML, from text, from Python) as this option's type and within its range, or an error."""
-        value = convert(self.name, value, self.kind)
+        value = ALL if self.or_all and value == "all" else convert(self.name, value, self.kind)
         for part in value if isinstance(value, tuple) else (value,):
             self._check(part)
         return value
@@ -226,7 +231,7 @@ def toml(known: Mapping[str, Option], values: Mapping[str, Any]) -> str:
             group = known[name].group
             lines.append(f"## {group}\n")
         lines += [f"# {sentence}" for sentence in known[name].sentences.splitlines()]
-        lines.append(f"{name} = {toml_value(value)}\n")
+        lines.append(f"{name} = {toml_value('all' if known[name].or_all and value == ALL else value)}\n")
     return "\n".join(lines)
 
 

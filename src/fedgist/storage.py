@@ -1,8 +1,10 @@
 """Trees and files on disk: a reader sees the old one or the new one, also after a loss of power."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,10 @@ def replacing(path: Path) -> Iterator[Path]:
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = str(path)  # a write says no more than that the disk is full
+        raise
     finally:
         draft.unlink(missing_ok=True)
 
@@ -63,7 +69,11 @@ def save(tree: Tree, path: str | os.PathLike[str]) -> None:
     tensors: dict[str, Tensor] = {}
     described = json.dumps(_describe(tree, tensors))
     with replacing(Path(path)) as draft:
-        save_file(tensors, draft, metadata={"tree": described})
+        try:
+            save_file(tensors, draft, metadata={"tree": described})
+        except SafetensorError as error:  # its words for whatever the disk refused, as in "… (os error 28)"
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
 
 
 def load(path: str | os.PathLike[str]) -> Tree:
@@ -100,6 +110,11 @@ def digest(tree: Tree) -> str:
         state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _ordered(tree: Tree) -> Tree:

@@ -12,9 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 import fedgist
-from fedgist import methods
-from fedgist.cli import app
+from fedgist import methods, models
+from fedgist.cli import app, catalogue
 from fedgist.core.method import Method
+from fedgist.data import discrepancies, partitions, topologies
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import progress
 from fedgist.experiments.config import RunConfig
@@ -155,7 +156,14 @@ def test_recorded_messages_are_kept():
         ),
         (
             ["run", "fedavg", "--set", "architectures=mlp:hidden=9,mlp"],
-            "fedavg averages weights: mlp:hidden=9 and mlp have different ones",
+            "fedavg averages weights: mlp:hidden=9 and mlp have different ones; there is mlp:hidden=9 at 0, 2, 4, … "
+            "and mlp at 1, 3, 5, …: set --model NAME, here and at every site, or take a method for models of their own",
+        ),
+        (["run", "fedavg", "--lr", "0.1"], "--lr is no flag: give it as --set lr=0.1"),
+        (["run", "fedprox", "--weight-decay=0.1"], "--weight-decay is no flag: give it as --set weight_decay=0.1"),
+        (
+            ["compare", "fedavg", "fedprox", "--eval-every"],
+            "--eval-every is no flag: give it as --set eval_every=VALUE",
         ),
         (["run", "fedavg", "--set", "lr"], "--set wants key=value, not 'lr'"),
         (["run", "fedavg", "--set", "momentumm=1"], "unknown option 'momentumm'; did you mean 'momentum'?"),
@@ -193,7 +201,7 @@ def test_several_runs_go_on_with_the_command_that_began_them():
         ("fedavg", "weight_decay=1e308", "weight_decay must be a number of at most 3.4e+38 in size, not 1e308"),
         ("fedadam", "tau=1e30", "tau must be at most 1e+18, not 1e+30"),
         ("fedyogi", "tau=1e-300", "tau must be at least 1e-30, not 1e-300"),
-        ("fedavg", "batch=1000000000000000", "this machine's memory is full: make batches, models or data smaller"),
+        ("fedavg", "steps=1000000000000000", "this machine's memory is full: make batches, models or data smaller"),
     ],
 )
 def test_numbers_that_nothing_can_compute_with_are_no_defect(method, setting, line):
@@ -360,6 +368,25 @@ def test_list_names_everything():
     assert [line.split()[0] for line in lines] == ["methods:", *methods.available()]
 
 
+def test_list_reads_what_the_code_says_without_torch():
+    """Equal to what an import finds; that took two seconds."""
+    assert catalogue.methods() == methods.available()
+    assert catalogue.models() == models.available()
+    assert catalogue.partitions() == partitions.available()
+    assert catalogue.discrepancies() == discrepancies.available()
+    assert catalogue.topologies() == topologies.KINDS
+    code = "import sys; from fedgist.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
+    for arguments in (["list"], ["--help"], ["run", "--help"]):
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.PIPE)
+
+
+def test_list_says_why_a_data_set_cannot_be_read():
+    readable, rest = call("list", "datasets").stdout.split("datasets that cannot be read here:\n")
+    assert "digits" in readable
+    assert "cifar10" not in readable
+    assert "  cifar10         from a folder, and none is named with --data-dir or FEDGIST_DATA\n" in rest
+
+
 def test_own_data_sets_are_listed_and_exported_ones_read():
     assert call("data", "export", "digits", "there").stdout == "there/digits\n"
     Path("there/digits").rename("there/mine")
@@ -469,3 +496,26 @@ def test_threads_are_left_as_they_were():
     before = torch.get_num_threads()
     call("run", "fedavg", *TINY, "--engine", "threaded", "--out", "run", "-q")
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["epochs", "steps"])
+def test_a_batch_may_be_all_that_a_client_has(steps):
+    """A million is all too, and takes no more memory: it took 16 GB."""
+    runs = [["--set", f"batch={batch}", "--set", f"steps={steps}", "--out", batch] for batch in ("all", "1000000")]
+    results = [json.loads(call("run", "fedavg", *TINY, *run, "--json").stdout) for run in runs]
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert 'batch = "all"' in Path("all/config.toml").read_text()
+    call("run", "--config", "all/config.toml", "--out", "again", "--quiet")
+
+
+def test_what_is_done_between_clients_on_threads_has_one_thread():
+    """Two that wait for each other at every small operation took ten times as long for many clients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for engine, threads in (("threaded", 1), ("sequential", 2)):
+            call("run", "fedavg", *TINY, "--engine", engine, "--out", engine, "--quiet")
+            assert json.loads(Path(engine, "env.json").read_text())["threads"] == threads
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

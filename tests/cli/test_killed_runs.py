@@ -56,15 +56,16 @@ def test_a_killed_run_resumes_to_the_very_same(tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert not folder.finished
 
-    process = start(folder.path, "--resume")
-    wait_for_rounds(folder, 2)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    assert said == (
-        f"fedgist: stopped; {folder.rounds_kept()} of {ROUNDS} rounds are kept; "
-        f"go on with fedgist run --resume --out {folder.path}\n"
-    )
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        process = start(folder.path, "--resume")
+        wait_for_rounds(folder, 2)
+        process.send_signal(stop)
+        _, said = process.communicate()
+        assert process.returncode == 130
+        assert said == (
+            f"fedgist: stopped; {folder.rounds_kept()} of {ROUNDS} rounds are kept; "
+            f"go on with fedgist run --resume --out {folder.path}\n"
+        )
 
     assert CliRunner().invoke(app, [*RUN, "--out", str(folder.path), "--resume"]).exit_code == 0
     whole = RunFolder(tmp_path / "whole")

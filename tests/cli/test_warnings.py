@@ -52,6 +52,28 @@ def test_numbers_that_are_not_finite_are_told_of_once_and_change_nothing(method,
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(("features", "lambda_kd", "told"), [("relu", 10, 1), ("tanh", 10, 0), ("relu", 0.1, 0)])
+def test_representations_that_would_outweigh_the_labels_are_told_of(features, lambda_kd, told, caplog):
+    """Fashion-MNIST, 7 clients, Dirichlet 0.3: 0.434 with λ_KD = 10, 0.487 with 0.1, 0.485 alone."""
+    setting = ["--model", f"mlp:hidden=8:features={features}", "--set", f"lambda_kd={lambda_kd}"]
+    call("run", "repshare", *TINY, *setting, "--out", "run", "-q")
+    assert caplog.text.count("the features of mlp are not between -1 and 1") == told
+
+
+FEDDM = ["--profile", "toy", "--clients", "3", "--device", "cpu", "-q"]
+
+
+@pytest.mark.parametrize("norm", ["batch", "none"])
+def test_images_that_left_every_sensible_range_are_told_of_once(norm, caplog):
+    """A rate of 1e6 sends them there; with BatchNorm a rate is only the largest, and they stay."""
+    call("run", "feddm", *FEDDM, "--model", f"mlp:hidden=8:norm={norm}", "--set", "lr=1e6", "--out", "run")
+    line = "feddm, digits, seed 0: images that the clients sent reach from"
+    assert caplog.text.count(line) == caplog.text.count("learned from them") == (norm == "none")
+    caplog.clear()
+    call("run", "tofu", *FEDDM, "--out", "tofu")  # its images are an update: they have a scale of their own
+    assert "learned from them" not in caplog.text
+
+
 def test_metrics_that_are_not_numbers_leave_files_that_can_be_read(caplog):
     """Neither JSON nor a browser knows NaN: one would leave the report without the charts after it."""
     call("run", "tofu", "--profile", "toy", *TINY, "--set", "lr=1e30", "--out", "run", "-q")

@@ -105,3 +105,13 @@ def test_counts_pool_and_device() -> None:
     assert moved.classes == 5
     assert ClientData(data.x, data.y, 5).to("cpu").test is None
     assert moved.steps(Rng(0), 2, 2)["index"].device.type == "meta"  # a plan lies where the data lies
+
+
+def test_a_huge_batch_is_all_that_a_client_has_and_a_sensible_one_is_filled_up_as_ever():
+    data = ClientData(torch.zeros(5, 1, 2, 2), torch.arange(5), 5)
+    for plan in (data.steps(Rng(0), 3, 10**15), data.epochs(Rng(0), 3, 10**15)):
+        assert plan["mask"].tolist() == [[1.0] * 5] * 3
+        assert [sorted(row) for row in plan["index"].tolist()] == [list(range(5))] * 3
+    assert data.steps(Rng(0), 3, 8)["index"].shape == data.epochs(Rng(0), 3, 8)["index"].shape == (3, 8)
+    none = ClientData(torch.zeros(0, 1, 2, 2), torch.zeros(0, dtype=torch.int64), 5)
+    assert len(none.steps(Rng(0), 3, 10**15)["index"]) == len(none.epochs(Rng(0), 3, 10**15)["index"]) == 0

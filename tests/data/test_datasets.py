@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
-from fedgist.data import datasets
+from fedgist.data import datasets, inventory
 from fedgist.data.cards import CARDS
 from fedgist.data.datasets import Dataset, export, load
 from fedgist.data.files import Images, write_npz
@@ -217,7 +217,7 @@ def test_the_environment_names_the_folder_unless_one_is_passed(tmp_path: Path, m
     write_own(tmp_path)
     monkeypatch.setenv("FEDGIST_DATA", str(tmp_path))
     assert len(load("own")[0]) == 20
-    assert "own" in datasets.available()
+    assert "own" in inventory.readable()
     with pytest.raises(FedgistError, match="unknown dataset 'own'"):
         load("own", tmp_path / "elsewhere")
 
@@ -226,8 +226,12 @@ def test_available_lists_what_can_be_loaded(tmp_path: Path) -> None:
     write_own(tmp_path)
     (tmp_path / "notes").mkdir()
     write_own(tmp_path, "mnist")
-    listed = datasets.available(tmp_path)
-    assert set(listed) == {*CARDS, "own"}
+    (tmp_path / "cifar10").mkdir()
+    listed, rest = inventory.readable(tmp_path), inventory.unreadable(tmp_path)
+    assert set(listed) == {"digits", "mnist5k", "mnist", "own"}
+    assert set(rest) == set(CARDS) - set(listed)
+    assert rest["cifar10"].startswith(f"{tmp_path / 'cifar10'} lacks the folder cifar-10-batches-py with")
+    assert rest["celeba"] == f"there is no folder {tmp_path / 'celeba'}"
     assert all("\n" not in line for line in listed.values())
     assert str(tmp_path / "own") in listed["own"]
 

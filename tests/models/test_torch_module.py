@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+import fedgist
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.models import build, from_module
@@ -266,3 +267,17 @@ def test_equal_only_to_itself():
     module = net()
     one, other = from_module(module, SHAPE, 3), from_module(module, SHAPE, 3)
     assert len({one, one, other}) == 2
+
+
+def test_clients_with_a_module_of_the_users_own_are_stacked_on_a_cpu(caplog):
+    """The worker threads meet the module for the first time under vmap, where torch lets nobody move it."""
+    with torch.random.fork_rng():
+        own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    clients = [(RNG("x", i).uniform(6, 1, 8, 8), torch.arange(6)) for i in range(4)]
+    made = [
+        fedgist.run("fedavg", own, clients, clients[0], classes=10, rounds=1, engine=engine, device="cpu").weights
+        for engine in ("stacked", "sequential")
+    ]
+    assert "cannot be stacked" not in caplog.text
+    for name, weight in made[0].items():
+        torch.testing.assert_close(weight, made[1][name])

@@ -74,6 +74,24 @@ def test_the_loss_is_equation_9() -> None:
     assert loss > 0.1
 
 
+def test_with_running_statistics_a_step_goes_at_most_to_where_the_loss_as_a_line_is_zero() -> None:
+    """x − x' = γ ∇L with γ = min(lr, L / ‖∇L‖²); the largest γ gives L − ⟨∇L, x − x'⟩ = 0."""
+    pool, _, _, images, (real, own), drawn = problem()
+    net = models.build("convnet", SHAPE, CLASSES, depth=2, width=4, norm="batch")
+    w = tree.map(lambda leaf: leaf.double(), net.init(Rng(0)("w")))
+    around = on_sphere(w, drawn["weights"], 0.7, net.buffers)
+    target = class_means(embed(net, around, pool["x"][drawn["real"]]), real, drawn["noise"])
+    with torch.enable_grad():
+        x = images.clone().requires_grad_()
+        loss = matching_loss(target, own @ embed(net, around, x))
+        (grad,) = torch.autograd.grad(loss, x)
+    furthest = loss / grad.square().sum()
+    for lr, rate in ((1e9, furthest), (0.5 * furthest.item(), 0.5 * furthest)):
+        bold = matcher(model=net, lr=lr)
+        moved, _ = bold.step(bold.init(images), drawn, pool, w, real, own)
+        torch.testing.assert_close(moved["x"], images - rate * grad, rtol=1e-9, atol=1e-12)
+
+
 def test_a_step_goes_down_the_gradient_of_equation_9() -> None:
     """x − x' = lr · ∇L; ⟨∇L, v⟩ = (L(x + εv) − L(x − εv)) / 2ε + O(ε²), at the weights that the step drew."""
     pool, _, w, images, (real, own), drawn = problem()

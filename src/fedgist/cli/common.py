@@ -1,19 +1,24 @@
 """What all commands share: their flags, and how they speak when something goes wrong.
 
-Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C.
+Exit codes: 0 done, 1 a defect in fedgist, 2 something the user can mend (one line on standard error), 130 Ctrl-C and
+SIGTERM.
 """
 
 import functools
 import inspect
 import logging
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments.config import RunConfig
@@ -78,6 +83,37 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
     return decorate
 
 
+class WithSet(TyperCommand):
+    """A command with --set, which it names when an option that has no flag is given as one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name in _all_options():
+                fail(f"{error.option_name} is no flag: give it as --set {name}={_value(error.option_name, typed)}", 2)
+            raise
+
+
+def _all_options() -> set[str]:
+    """The options of a run, and of all methods."""
+    from fedgist import methods
+
+    return {name for of in (RunConfig, *(one.Config for one in methods.registry().values())) for name in options(of)}
+
+
+def _value(flag: str, typed: list[str]) -> str:
+    """What was given with a flag, as in --lr=0.1 or --lr 0.1."""
+    for here, following in zip(typed, [*typed[1:], "VALUE"], strict=True):
+        if here == flag:
+            return "VALUE" if following.startswith("--") else following
+        if here.startswith(f"{flag}="):
+            return here.removeprefix(f"{flag}=")
+    return "VALUE"
+
+
 DataDir = Annotated[str | None, flag_of("data_dir")]
 Engine = Annotated[str | None, flag_of("engine")]
 Device = Annotated[str | None, flag_of("device")]
@@ -86,6 +122,7 @@ Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE"
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR", parser=_home_expanded)]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Live = Annotated[bool, typer.Option("--live", help="Serve the report to this machine's browsers while it runs.")]
 Port = Annotated[int, typer.Option("--port", help="Port of --live; 0 is a free one.", metavar="N", min=0, max=65535)]
@@ -97,7 +134,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 def speaking(debug: bool) -> Iterator[None]:
     """Turns what goes wrong into one line and the right exit code."""
     try:
-        yield
+        with _terminable():
+            yield
     except FedgistError as error:
         fail(str(error), 2, debug)
     except KeyboardInterrupt as stop:
@@ -114,6 +152,19 @@ def speaking(debug: bool) -> Iterator[None]:
             fail("this machine's memory is full: make batches, models or data smaller", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, with which schedulers stop what runs too long, is Ctrl-C: what is kept is said, and how to go on."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield  # not ours to change
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
@@ -134,7 +185,7 @@ def warning_once() -> Iterator[None]:
         log.removeFilter(new)
 
 
-def fail(line: str, code: int, debug: bool) -> None:
+def fail(line: str, code: int, debug: bool = False) -> None:
     if debug:
         traceback.print_exc()
     print(f"fedgist: {line}", file=sys.stderr)

@@ -21,6 +21,7 @@ from fedgist.cli.common import (
     Quiet,
     Resume,
     Set,
+    WithSet,
     flag,
     naming,
     run_flags,
@@ -73,7 +74,7 @@ def start(directory: Folder, debug: Debug = False) -> None:
         raise typer.Exit(servers.start(kits.load(directory), _say))
 
 
-@federation_app.command()
+@federation_app.command(cls=WithSet)
 @run_flags(NOT_HERE)
 def run(
     flags: Flags,
@@ -101,7 +102,7 @@ def run(
         _run(federation, chosen, _resolver(chosen, out, resume), out, resume, as_json, quiet)
 
 
-@federation_app.command()
+@federation_app.command(cls=WithSet)
 @run_flags(NOT_HERE, "dataset", "data_dir")
 def sim(
     flags: Flags,
@@ -148,7 +149,7 @@ def sim(
                 signal.pause()
 
 
-@federation_app.command()
+@federation_app.command(cls=WithSet)
 @run_flags(NOT_HERE)
 def flower(
     flags: Flags,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fedgist.cli import catalogue
 from fedgist.cli.common import DataDir, Debug, Profile, Set, flag, speaking
 from fedgist.core.errors import unknown
 
@@ -26,9 +27,20 @@ def list_(
         if kind is not None and kind not in KINDS:
             raise unknown("kind of thing to list", kind, KINDS)
         for name in KINDS if kind is None else (kind,):
-            lines = _available(name, data_dir)
-            width = max(map(len, lines))
-            print("\n".join([f"{name}:", *(f"  {key:{width}}  {line}" for key, line in lines.items())]))
+            if name == "datasets":
+                from fedgist.data import inventory  # numpy, which the others need not wait for
+
+                _show("datasets", inventory.readable(data_dir))
+                _show("datasets that cannot be read here", inventory.unreadable(data_dir))
+            else:
+                _show(name, getattr(catalogue, name)())
+
+
+def _show(heading: str, lines: dict[str, str]) -> None:
+    """The names and what is said of each, if there are any."""
+    width = max(map(len, lines), default=0)
+    if lines:
+        print("\n".join([f"{heading}:", *(f"  {key:{width}}  {line}" for key, line in lines.items())]))
 
 
 @app.command()
@@ -83,20 +95,3 @@ def download(
         from fedgist.data import datasets
 
         print(datasets.download(name, directory))
-
-
-def _available(kind: str, data_dir: str | None) -> dict[str, str]:
-    if kind == "methods":
-        from fedgist import methods
-
-        return methods.available()
-    if kind == "models":
-        from fedgist import models
-
-        return models.available()
-    from fedgist.data import datasets, discrepancies, partitions, topologies
-
-    if kind == "datasets":
-        return datasets.available(data_dir)
-    found = {"partitions": partitions.available, "discrepancies": discrepancies.available}
-    return topologies.KINDS if kind == "topologies" else found[kind]()

@@ -18,11 +18,13 @@ from fedgist.cli.common import (
     Json,
     Live,
     Out,
+    Overwrite,
     Port,
     Profile,
     Quiet,
     Resume,
     Set,
+    WithSet,
     flag,
     naming,
     note,
@@ -46,7 +48,7 @@ Target = Annotated[
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
-@app.command()
+@app.command(cls=WithSet)
 @run_flags()
 def run(
     flags: Flags,
@@ -56,6 +58,7 @@ def run(
     set: Set = None,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     live: Live = False,
     port: Port = 0,
@@ -83,11 +86,11 @@ def run(
         folder = out or default_folder(runner.prepare(resolved))
         group = folder if resolved.seeds > 1 else None
         with _live(folder, live, port):
-            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard)
+            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite)
         show_run(results, folder, as_json, quiet)
 
 
-@app.command()
+@app.command(cls=WithSet)
 @run_flags()
 def compare(
     methods: Annotated[list[str], typer.Argument(help="The methods, in the order of the table.")],
@@ -98,6 +101,7 @@ def compare(
     target: Target = None,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     live: Live = False,
     port: Port = 0,
@@ -118,7 +122,7 @@ def compare(
         note("\n".join(notes), as_json or quiet)
         out = out or _free("compare")
         with _live(out, live, port):
-            groups = _run_all(resolved, out, resume, as_json or quiet)
+            groups = _run_all(resolved, out, resume, as_json or quiet, overwrite)
         _side_by_side(groups, out, as_json, quiet, goal)
 
 
@@ -190,7 +194,13 @@ def _live(folder: Path, wanted: bool, port: int) -> Iterator[None]:
 
 
 def _run_seeds(
-    config: "RunConfig", out: Path, resume: bool, quiet: bool, group: Path | None = None, tensorboard: bool = False
+    config: "RunConfig",
+    out: Path,
+    resume: bool,
+    quiet: bool,
+    group: Path | None = None,
+    tensorboard: bool = False,
+    overwrite: bool = False,
 ) -> "list[Result]":
     """The runs of a configuration; `group` is the folder of all runs of this command, where there are several."""
     from fedgist.experiments import runner
@@ -204,7 +214,7 @@ def _run_seeds(
     ]
     try:
         return [
-            runner.run(one, path, resume=resume, progress=listener)
+            runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite)
             for (one, path), listener in zip(runs, listeners, strict=True)
         ]
     except runner.Interrupted as stop:
@@ -214,11 +224,13 @@ def _run_seeds(
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
 
 
-def _run_all(configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool) -> "list[tuple[Path, list[Result]]]":
+def _run_all(
+    configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool, overwrite: bool = False
+) -> "list[tuple[Path, list[Result]]]":
     """Runs the configurations one after the other, each in its own folder."""
     folders = [out / config.method for config in configs]
     return [
-        (folder, _run_seeds(config, folder, resume, quiet, out))
+        (folder, _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite))
         for config, folder in zip(configs, folders, strict=True)
     ]
 

@@ -8,6 +8,10 @@ class FedgistError(ValueError):
     """Something the user can mend; the command line prints it in one line and exits with code 2."""
 
 
+class MixedModels(FedgistError):
+    """Models that cannot learn together; who knows which site runs which adds their names."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedgistError:
     """The error for a mistyped name, with the nearest known one as a suggestion."""
     names = sorted(known)

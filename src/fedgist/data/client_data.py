@@ -10,6 +10,9 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Batches
 from fedgist.core.work import Pool
 
+LARGE = 4096
+"""A batch of more than this is never larger than the data; a smaller one is filled up: equal shapes can be stacked."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
@@ -43,9 +46,11 @@ class ClientData:
     def steps(self, rng: Rng, count: int, batch: int) -> Batches:
         """`count` full batches cut from an endless stream of reshuffled passes.
 
-        A client with fewer samples than a batch meets some of them more than once in it; one with none gets no batch.
+        A client with fewer samples than a batch meets some of them more than once in it, or, where a batch is above
+        LARGE, each once. One with none gets no batch.
         """
-        self._check(count, batch, count * batch)
+        batch = self._checked(count, batch)
+        self._check_size(count * batch)
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
         stream = self._passes(rng, -(-count * batch // self.n)).flatten()
@@ -57,7 +62,8 @@ class ClientData:
         The last batch of a pass is filled up with the samples that came first in it, under mask 0: the loss does not
         count them, and batch statistics see images rather than zeros.
         """
-        self._check(count, batch, count * max(self.n, batch))
+        batch = self._checked(count, batch)
+        self._check_size(count * max(self.n, batch))
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
         batches = -(-self.n // batch)
@@ -66,6 +72,18 @@ class ClientData:
         mask = (position < self.n).float().view(batches, batch).repeat(count, 1)
         return self._plan(index, mask)
 
+    def _checked(self, count: int, batch: int) -> int:
+        """The samples that a batch has, so that no plan is far larger than the data."""
+        if count < 0 or batch < 1:
+            raise FedgistError(
+                f"a batch plan needs a count of 0 or more and a batch of 1 or more, not {count} and {batch}"
+            )
+        return batch if batch <= LARGE else max(1, min(batch, self.n))
+
+    def _check_size(self, samples: int) -> None:
+        if self.most is not None and samples > self.most:
+            raise FedgistError(f"a batch plan of {samples:,} samples is more than the {self.most:,} that are allowed")
+
     def _passes(self, rng: Rng, count: int) -> Tensor:
         """`count` permutations of the samples, one a row, by sorting random keys: one call however short a pass is."""
         return torch.rand(count, self.n, dtype=torch.float64, generator=rng.generator()).argsort(dim=1)
@@ -73,11 +91,3 @@ class ClientData:
     def _plan(self, index: Tensor, mask: Tensor | None = None) -> Batches:
         mask = torch.ones(index.shape) if mask is None else mask
         return {"index": index.to(self.y.device), "mask": mask.to(self.y.device)}
-
-    def _check(self, count: int, batch: int, samples: int) -> None:
-        if count < 0 or batch < 1:
-            raise FedgistError(
-                f"a batch plan needs a count of 0 or more and a batch of 1 or more, not {count} and {batch}"
-            )
-        if self.most is not None and samples > self.most:
-            raise FedgistError(f"a batch plan of {samples:,} samples is more than the {self.most:,} that are allowed")

@@ -6,7 +6,6 @@ order of `Rng(0, name, "order", "train" or "test").permutation(n)`, because the 
 prefix (`limit`) should hold them all.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from fedgist.core.rng import Rng
 from fedgist.data import exports, formats
 from fedgist.data.cards import CARDS
 from fedgist.data.downloads import fetch
-from fedgist.data.files import Images, missing_splits, read_npz, wanted_files, write_npz
+from fedgist.data.files import Images, read_npz, write_npz
+from fedgist.data.inventory import cache_folder, missing_files, readable, root
 
 NORMALISATIONS = {
     "dataset": "published mean and deviation of each channel, or those of the train set",
@@ -92,14 +92,6 @@ def load(
     return _dataset(name, kept, classes, mean, deviation), _dataset(name, test, classes, mean, deviation)
 
 
-def available(data_dir: str | Path | None = None) -> dict[str, str]:
-    """Every data set that can be named, with one line on it; folders of the user's own included."""
-    root = _root(data_dir)
-    folders = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root and root.is_dir() else []
-    own = {folder.name: f"your own, in {folder}" for folder in folders if formats.find(folder)}
-    return own | {name: card.line for name, card in CARDS.items()}
-
-
 def export(
     name: str, directory: str | Path, data_dir: str | Path | None = None, form: str = "npz", part: str = "1/1"
 ) -> Path:
@@ -124,40 +116,31 @@ def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form
     return folder
 
 
-def _root(data_dir: str | Path | None) -> Path | None:
-    chosen = data_dir or os.environ.get("FEDGIST_DATA")
-    return Path(chosen).expanduser() if chosen else None
-
-
 def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
     if name == "digits":
         return _split(name, _digits())
-    root = _root(data_dir)
+    base = root(data_dir)
     is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
-    folder = root / name if root and is_plain else None
+    folder = base / name if base and is_plain else None
     if folder and folder.is_dir() and (read := formats.find(folder)) is not None:
         return read()
     if name == "mnist5k":
         return _split(name, _mnist5k())
     if name not in CARDS and not (folder and folder.is_dir()):
-        error = unknown("dataset", name, available(data_dir))
+        error = unknown("dataset", name, {**readable(data_dir), **CARDS})
         raise FedgistError(f"{error} (a data set of your own is a folder in --data-dir or FEDGIST_DATA)")
     raise _missing(name, folder)
 
 
 def _missing(name: str, folder: Path | None) -> FedgistError:
     """The error for a data set whose files are not there: which, where, and how to get them."""
-    lacking = ["train", "test"]
     if folder and folder.is_dir():
-        lacking, where = missing_splits(folder), f"which {folder} lacks"
+        where = f"which {folder} lacks"
     else:
         where = f"but there is no folder {folder}" if folder else "but no folder was named"
-    wanted = " and ".join(map(wanted_files, lacking))
     card = CARDS.get(name)
-    if card and card.files and len(lacking) == 2:  # with one split there, the other is wanted in the same form
-        wanted = f"{card.files}, or train.npz and test.npz"
     return FedgistError(
-        f"data set {name!r} needs {wanted}, {where}; "
+        f"data set {name!r} needs {missing_files(name, folder)}, {where}; "
         + (f"{card.source}; " if card else "")
         + f"put the files in a folder DIR/{name} and pass --data-dir DIR (or set FEDGIST_DATA=DIR)"
     )
@@ -168,12 +151,6 @@ def _digits() -> Images:
 
     source = load_digits()
     return Images(source.images.astype(np.uint8), source.target.astype(np.int64), peak=16)
-
-
-def cache_folder() -> Path:
-    """Where what can be made again is kept for this user."""
-    root = os.environ.get("FEDGIST_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedgist"
-    return Path(root).expanduser()
 
 
 def _mnist5k() -> Images:

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from fedgist.core.errors import FedgistError
-from fedgist.storage import replacing
 
 IDX_PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
 DEFLATE_RATIO = 1032  # no gzip stream unpacks to more than this multiple of its size
@@ -186,6 +185,8 @@ def read_npz(path: Path) -> Images:
 
 def write_npz(path: Path, images: Images) -> None:
     """Writes what `read_npz` reads."""
+    from fedgist.storage import replacing  # with torch, which those who only look for files need not wait for
+
     arrays = {"images": images.pixels, "labels": images.labels, "peak": np.int64(images.peak)}
     arrays |= {} if images.groups is None else {"groups": images.groups}
     with replacing(path) as draft, draft.open("wb") as file:

@@ -1,7 +1,8 @@
 """Engines: who runs the coroutines of a method here, and how its work is done; may touch methods and below."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -41,6 +42,22 @@ def check_name(name: str, known: Collection[str] = NAMES) -> None:
         )
     if name not in known:
         raise unknown("engine", name, known)
+
+
+@contextmanager
+def one_thread(name: str, device: str) -> Iterator[None]:
+    """One thread inside an operation where clients have threads of their own, also for what is done between them.
+
+    That is thousands of small operations for many clients, and two threads that wait for each other at each, on cores
+    that others use too, take ten times as long as one.
+    """
+    before = torch.get_num_threads()
+    try:
+        if name != "sequential" and device == "cpu":
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def executor(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, *, tf32: bool = False) -> Executor:

@@ -1,6 +1,7 @@
 """`fedgist.run`: a method on a caller's own model and data, or on a named data set, from Python."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
+from fedgist.experiments import report as reports
 from fedgist.experiments import runner, trained
 from fedgist.experiments.config import OWN
-from fedgist.experiments.folder import run_folders
+from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
 from fedgist.experiments.trained import About, Trained
@@ -30,6 +32,7 @@ def run(
     profile: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool = False,
     **options: Any,
 ) -> Result:
@@ -40,7 +43,7 @@ def run(
     a module, whose weights are the start, or the name of a model. `classes` is needed where not every class occurs in
     the data, `features` where the layer that turns features into class scores is not the module's last linear one.
     `options` are those of the run and of the method, as in `rounds=20, lr=0.1`; `fedgist config METHOD` shows them all.
-    Without `out` nothing is written; with it, a folder as of `fedgist run`.
+    Without `out` nothing is written; with it, a folder as of `fedgist run`, with its report where plotly is there.
     """
     if int(options.get("seeds", 1)) != 1:
         raise FedgistError("fedgist.run makes one run; for several seeds call it with seed=0, seed=1, …")
@@ -64,7 +67,12 @@ def run(
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(data))}
         config = configs.resolve(options, fixed, brought, profile=profile)
         load = partial(sources.from_memory, data=data, test=test, classes=classes, own_models=own)
-    return runner.run(config, out, resume=resume, load=load, progress=choose(quiet=not progress))
+    shown = choose(quiet=not progress)
+    result = runner.run(config, out, resume=resume, load=load, progress=shown, overwrite=overwrite)
+    if result.folder is not None:
+        with suppress(reports.MissingPlotly):
+            reports.write([RunFolder(result.folder)], RunFolder(result.folder).report)
+    return result
 
 
 def load(

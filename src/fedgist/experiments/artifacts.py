@@ -20,6 +20,7 @@ from fedgist.synthesis.pixels import quantise
 
 TIMES = 8  # about as often in a run, where the configuration does not say how often
 IMAGES, POINTS = 100, 500  # at most so many of a name in a round
+FAR = 10  # how many times the width of the data's range an image may leave it by before nobody should trust it
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,22 @@ def save(exhibits: Sequence[Exhibit], task: Task, path: Path) -> None:
     if kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.save(kept, path)
+
+
+def out_of_range(exhibits: Sequence[Exhibit], task: Task) -> str | None:
+    """What was shown that is no picture any more, in words: pixels far from all that data can have, or no numbers."""
+    width = max(high - low for low, high in zip(task.low, task.high, strict=True))
+    least, most = min(task.low) - FAR * width, max(task.high) + FAR * width
+    for exhibit in exhibits:
+        if len(exhibit.values) == 0:
+            continue
+        bottom, top = (float(end) for end in exhibit.values.float().aminmax())
+        if not math.isfinite(top - bottom):
+            return f"{exhibit.name} are not finite"
+        if exhibit.values.ndim == 4 and not exhibit.stretched and not least <= bottom <= top <= most:
+            data = f"the data's pixels from {min(task.low):.2g} to {max(task.high):.2g}"
+            return f"{exhibit.name} reach from {bottom:.2g} to {top:.2g}, {data}"
+    return None
 
 
 def load(folder: Path) -> Iterator[Shown]:

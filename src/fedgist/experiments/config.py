@@ -230,9 +230,10 @@ def digest(config: RunConfig) -> str:
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """Where two configurations differ, one phrase a key."""
+    """Where two configurations differ so that one cannot go on as the other, one phrase a key; rounds may grow."""
     before, after = flat(old), flat(new)
     keys = [key for key in {**before, **after} if before.get(key, OWN) != after.get(key, OWN)]
+    keys = [key for key in keys if key != "rounds" or new.rounds < old.rounds]
     return [f"{key} was {before.get(key)!r} and is now {after.get(key)!r}" for key in keys]
 
 

@@ -45,6 +45,7 @@ class RunFolder:
         """Without .safetensors and .json."""
         self.clients = self.path / "clients"
         self.card = self.path / "MODEL_CARD.md"
+        self.tensorboard = self.path / "tensorboard"
 
     @property
     def started(self) -> bool:
@@ -58,7 +59,27 @@ class RunFolder:
         """Refuses a folder that has a run already, unless that is to go on."""
         if self.started and not resume:
             what = "a finished run; show it with" if self.finished else "an unfinished run; go on with"
-            raise FedgistError(f"{self.path} holds {what} --resume, or choose another folder with --out")
+            raise FedgistError(
+                f"{self.path} holds {what} --resume, make it anew with --overwrite, or choose another folder with --out"
+            )
+
+    def reopen(self, rounds: int, whole: bool) -> None:
+        """Makes a run that ended after `rounds` one that can go on.
+
+        What only its last round did, `whole` being false, is done no more: it goes on from the checkpoint before.
+        """
+        self.result.unlink(missing_ok=True)
+        if not whole:
+            self._checkpoint(rounds).unlink(missing_ok=True)
+
+    def check_method(self, file: Path) -> None:
+        """Refuses to go on with a method whose file has changed: half of the result would be another method's."""
+        before = read_json(self.method).get("sha256") if self.method.is_file() else None
+        if before not in (None, storage.file_digest(file)):
+            raise FedgistError(
+                f"{self.path} was begun with another version of {file}: put that back, make the run anew with "
+                f"--overwrite, or delete {self.method} to go on all the same"
+            )
 
     def open(
         self, config: str, partition: Any, parts: Mapping[str, np.ndarray] | None, environment: Any, method: Any
@@ -93,14 +114,28 @@ class RunFolder:
 
     def discard(self) -> None:
         """Takes the run away, unless something else lies in its folder."""
+        if not self.others():
+            shutil.rmtree(self.path)
+
+    def others(self) -> list[str]:
+        """What lies in the folder that no run puts there."""
         own = {path.relative_to(self.path).parts[0] for path in vars(self).values() if path != self.path}
         own |= {f"{self.model.name}{suffix}" for suffix in (".safetensors", ".json")}
-        if {path.name for path in self.path.iterdir()} <= own:
+        return sorted({path.name for path in self.path.iterdir()} - own)
+
+    def clear(self) -> None:
+        """Takes away the run that is here, if any; a folder that holds anything else stays as it is."""
+        if self.path.is_dir() and (others := self.others()):
+            raise FedgistError(f"{self.path} holds more than a run ({', '.join(others)}): take that away yourself")
+        if self.started:
             shutil.rmtree(self.path)
 
     def exhibits(self, round: int) -> Path:
         """What the round showed, where it was kept."""
         return self.shown / f"round-{round:06d}.safetensors"
+
+    def _checkpoint(self, round: int) -> Path:
+        return self.checkpoints / f"round-{round:06d}.safetensors"
 
     def checkpoint_files(self) -> list[Path]:
         """Those that there are, the newest first."""
@@ -113,7 +148,7 @@ class RunFolder:
     def save_checkpoint(self, round: int, engine: Any, ledger: Any) -> None:
         """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
         kept = {"engine": engine, "ledger": json.dumps(ledger), "metrics": self.metrics.stat().st_size}
-        storage.save(kept, self.checkpoints / f"round-{round:06d}.safetensors")
+        storage.save(kept, self._checkpoint(round))
         drafts = self.checkpoints.glob(".round-*")  # of a process that was killed
         for path in [*self.checkpoint_files()[KEPT_CHECKPOINTS:], *drafts]:
             path.unlink()

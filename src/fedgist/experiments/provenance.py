@@ -4,11 +4,13 @@ import inspect
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import fedgist
+from fedgist import storage
 from fedgist.core.method import Method, who_sees_what
 
 LIBRARIES = ("numpy", "safetensors", "scikit-learn", "typer", "rich")
@@ -34,4 +36,9 @@ def about(method: Method) -> dict[str, Any]:
     sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in who_sees_what(method)]
     says = {handler.reply.__name__: inspect.getdoc(handler.reply) for handler in method.handlers.values()}
     about = {"name": method.name, "summary": method.summary, "citation": method.citation}
-    return {**about, "sees": sees, "replies": says}
+    return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
+
+
+def source(method: type[Method[Any]]) -> Path:
+    """The method's file."""
+    return Path(inspect.getfile(method))

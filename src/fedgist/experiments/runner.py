@@ -1,6 +1,7 @@
 """Runs a configuration: builds the federation, runs its rounds, writes the folder, resumes a killed run exactly."""
 
 import dataclasses
+import errno
 import logging
 import math
 import shlex
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from fedgist import engines, methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.federation import SERVER, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method
@@ -84,19 +85,26 @@ def run(
     load: Source = sources.from_dataset,
     progress: Progress | None = None,
     engine: Maker = in_process,
+    overwrite: bool = False,
 ) -> Result:
     """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any.
 
-    `engine` makes what runs it; without it, a federation in this process.
+    `engine` makes what runs it; without it, a federation in this process. `overwrite` takes away the run in `out`.
     """
+    if resume and overwrite:
+        raise FedgistError("a run either goes on (resume) or is made anew (overwrite)")
     config = dataclasses.replace(prepare(config), seeds=1)
     folder = None if out is None else RunFolder(out)
-    if folder is not None and folder.started:
+    if folder is not None and folder.started and not overwrite:
         _check_again(folder, config, resume)
         if folder.finished:
             return results.load(folder)
     executor = engines.executor(config.engine, config.device, tf32=config.tf32)
-    return _Run(config, load(config), folder, progress or Silent(), engine, executor).go()
+    with engines.one_thread(config.engine, config.device):
+        one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
+        if folder is not None and overwrite:
+            folder.clear()  # only now, when most of what the user may have got wrong has been built
+        return one.go()
 
 
 def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
@@ -115,7 +123,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
         for config, folder in prepared
         if not folder.finished
     }
-    with ExitStack() as stack:
+    with engines.one_thread(first.engine, first.device), ExitStack() as stack:
         for one in begun.values():
             stack.enter_context(one.under_way())
         while unfinished := [one for one in begun.values() if one.left]:
@@ -146,12 +154,27 @@ def recover(folder: RunFolder) -> dict[str, Trained]:
 
 
 def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    """Whether a run may go on in a folder that has one already."""
+    """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
     folder.check_free(resume)
     before = configs.resolve(configs.load(folder.config))
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)
         raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
+    grown = before.rounds < config.rounds
+    if grown or not folder.finished:
+        folder.check_method(provenance.source(methods.find(config.method)))
+    if grown:
+        folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)
+
+
+def _who_runs_what(inputs: Inputs) -> str:
+    """Which clients have which model, and what to set so that all have one."""
+    holders: dict[str, list[str]] = {}
+    for id, about in inputs.info.items():
+        holders.setdefault(about["model"], []).append(id)
+    found = [f"{model} at {', '.join(ids[:3])}{', …' * (len(ids) > 3)}" for model, ids in holders.items()]
+    one = next(iter(holders)) if len(holders) == 1 else "NAME, here and at every site"
+    return f"there is {' and '.join(found)}: set --model {one}, or take a method for models of their own, as repshare"
 
 
 class _Run:
@@ -169,7 +192,11 @@ class _Run:
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
         self.title, self.sound = f"{config.method}, {config.dataset}, seed {config.seed}", True
-        self.method = methods.find(config.method)(config.options, inputs.task)
+        self.in_range = True
+        try:
+            self.method = methods.find(config.method)(config.options, inputs.task)
+        except MixedModels as error:
+            raise FedgistError(f"{error}; {_who_runs_what(inputs)}") from error
         self.test = executor.place.put(inputs.test)
         self.engine = make(self.method, inputs, config, executor)
 
@@ -204,14 +231,20 @@ class _Run:
                     self.progress.stop()
         except KeyboardInterrupt:
             raise self._interrupted() from None
-        except Exception:
+        except Exception as error:
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             if self.folder is not None and new and not self.rows:
                 self.folder.discard()  # what only a round finds wrong, as too little memory: mended, the command works
+            if self.folder is not None and full:
+                raise FedgistError(
+                    f"the disk of {self.folder.path} is full: make room and go on with {self._again}"
+                ) from error
             raise
 
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        self._warn_of_wild_images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
         row: dict[str, Any] = {
@@ -262,6 +295,15 @@ class _Run:
                 "infinity), so that no result from here on means anything; a smaller lr helps most often"
             )
 
+    def _warn_of_wild_images(self, report: RoundReport) -> None:
+        """Once: what learns from them goes on as if they were sound."""
+        if self.in_range and (wild := artifacts.out_of_range(report.shown, self.inputs.task)):
+            self.in_range = False
+            log.warning(
+                f"{self.title}: {wild} in round {report.round}, so that little can be learned from them; a smaller "
+                f"learning rate of theirs helps most often (`fedgist config {self.config.method}` names it)"
+            )
+
     def _open(self, folder: RunFolder) -> Any:
         """Says in the folder what runs; returns the last checkpoint, if any."""
         inputs = self.inputs
@@ -304,6 +346,14 @@ class _Run:
         if self.folder is None:
             return Interrupted("stopped; nothing is kept, for there is no folder", "")
         kept = f"stopped; {self.folder.rounds_kept()} of {self.config.rounds} rounds are kept"
+        return Interrupted(kept, self._again)
+
+    @property
+    def _again(self) -> str:
+        """What goes on with this run, in its folder."""
+        assert self.folder is not None
+        if not self.folder.started:
+            return "the same command"
         if OWN in (self.config.dataset, self.config.model):
-            return Interrupted(kept, "the same call and resume=True")
-        return Interrupted(kept, f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}")
+            return "the same call and resume=True"
+        return f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar, final
 
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.federation import Federation, Site, State
 from fedgist.core.message import Bounds, Params, message, wire
 from fedgist.core.method import Method, handler
@@ -171,7 +171,7 @@ class GlobalModel(SentWeights[Options]):
         for name, model in task.models.items():
             if self.travel.shapes(model) != self.travel.shapes(self.model):
                 what = "weights" if config.share == "all" else "heads"
-                raise FedgistError(f"{self.name} averages {what}: {name} and {task.model} have different ones")
+                raise MixedModels(f"{self.name} averages {what}: {name} and {task.model} have different ones")
 
     def server_init(self, rng: Rng) -> State:
         w = self.model.init(rng)

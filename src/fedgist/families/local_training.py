@@ -34,8 +34,9 @@ class LocalOptions:
     epochs: int = option(1, "Local epochs a round, when steps is 0.", low=1, safe=("1..100",))
     batch: int = option(
         32,
-        "Samples in a batch.",
+        "Samples in a batch, or all that a client has.",
         low=1,
+        or_all=True,
         safe=("16..4096",),
         reveals="The smaller a batch, the more its gradient is that of single samples.",
     )

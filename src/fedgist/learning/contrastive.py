@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.message import Params
+from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output
 from fedgist.options import option
 
@@ -35,6 +36,14 @@ class Choices:
         reveals="Averages over a small share are nearly the features of single samples.",
     )
     peers: tuple[str, ...] = option((), "Clients listened to, then alone in global means too; without it, all.")
+
+
+def bounded(model: Model) -> bool:
+    """Whether features stay between −1 and 1 however far away an input is, as those that end in a tanh do."""
+    w = model.init(Rng(0))
+    far = 1e3 * Rng(0)("far").normal(8, *model.input_shape)
+    with torch.no_grad():
+        return float(model(w, far.to(next(iter(w.values())))).features.abs().max()) <= 1
 
 
 def log_agreement(students: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ Deviations from the paper:
 7. Between peers a round is two exchanges: fetch what the neighbours released, then learn from it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,9 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.families.own_choices import OwnChoices
-from fedgist.learning.contrastive import REDUCTIONS, Averager, Choices, RepresentationLoss, chosen, draw
+from fedgist.learning.contrastive import REDUCTIONS, Averager, Choices, RepresentationLoss, bounded, chosen, draw
+
+log = logging.getLogger("fedgist")
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ class RepresentationSharing(fg.OwnModel[Config]):
         if len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
             raise fg.FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
+        if config.lambda_kd > 1 and not bounded(self.model):
+            log.warning(
+                f"repshare: the features of {self.model.name} are not between -1 and 1 as the paper's, so that "
+                f"lambda_kd={config.lambda_kd:g} may outweigh the labels, and clients learn less than alone; try 0.1"
+            )
         self.choices = OwnChoices(Choices, config, config.choices)
         for choices in self.choices.all():
             if (last := max(choices.classes, default=0)) >= task.classes:

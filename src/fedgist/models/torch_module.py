@@ -37,7 +37,9 @@ class _Worker:
     """One thread's copy of the module: `functional_call` swaps tensors in place, so threads must not share one."""
 
     def __init__(self, template: nn.Module, classifier: str, device: torch.device):
-        self.module = copy.deepcopy(template).to(device)
+        self.module = copy.deepcopy(template)
+        if any(tensor.device != device for tensor in (*template.parameters(), *template.buffers())):
+            self.module.to(device)  # only then: a thread that first meets the module under vmap may not move it
         self.classifier = self.module.get_submodule(classifier)
         self.features: Tensor | None = None
         self.buffers: Params | None = None

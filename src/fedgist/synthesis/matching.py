@@ -5,7 +5,10 @@ The real data enter only through `class_means`: a `Matcher` takes another functi
 Deviations from the paper:
 1. P_w (Eq. 24) clips N(w_r, 1) to the ball of radius ρ. A Gaussian in d dimensions has a norm of about √d, which is 565
    for the paper's network and 5 for its ρ: the clip always acts, and P_w is uniform on the sphere. So that is drawn.
-2. BatchNorm, which the paper does not use, works with its running statistics; these are not perturbed.
+2. BatchNorm, which the paper does not use, works with its running statistics; these are not perturbed, so that at
+   perturbed weights embeddings and gradients may become as large as they like. The paper's rate is then only the
+   largest: a step goes at most to where the loss, continued as a line, is zero (Polyak's step, as in SPS_max of Loizou
+   et al. 2021).
 """
 
 from collections.abc import Callable, Sequence
@@ -153,7 +156,10 @@ class Matcher:
         def loss(images: Params) -> tuple[Tensor, tuple[()]]:
             return matching_loss(target, own @ self._embed(around, images["x"], change, of_own)), ()
 
-        grads, _ = gradient(loss, images)
+        grads, (value, _) = gradient(loss, images)
+        if self.model.buffers:
+            furthest = value / (self.lr * grads["x"].square().sum()).clamp_min(1e-30)
+            grads = {"x": grads["x"] * furthest.clamp_max(1.0)}
         moved, state = self.optimiser.step(images, grads, state, self.lr)
         return moved if box is None else {"x": moved["x"].clamp(box[0], box[1])}, state
 
