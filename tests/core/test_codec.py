@@ -323,3 +323,24 @@ def test_half_precision_is_summed_in_double() -> None:
     codec = Codec({"n": 5})
     total = add_up(Gradient, [codec.pack(Gradient(torch.full((1,), 60_000.0)))] * 3)
     assert total["g"].item() == 3 * torch.tensor(60_000.0).half().item()  # float16 itself ends at 65,504
+
+
+@message
+class Wide:
+    """A field that may travel as float64, and a sum of it."""
+
+    seen: Tensor = wire(torch.float64, float32, shape=(1,))
+    total: Tensor = wire(torch.float64, float32, shape=(1,), additive=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, float32])
+def test_what_may_be_float64_is_received_as_it_came(dtype: torch.dtype) -> None:
+    """By an engine that computes in float32 too; the sum of 1 and 2⁻⁴⁰ needs 41 bits, in whichever dtype they came."""
+    one, little = (
+        Wide(torch.full((1,), value, dtype=dtype), torch.full((1,), value, dtype=dtype)) for value in (1, 2**-40)
+    )
+    data = CODEC.encode(little)
+    assert (b"F64" in data) == (dtype == torch.float64)
+    assert CODEC.decode(Wide, data).seen.dtype == dtype and CODEC.encode(CODEC.decode(Wide, data)) == data
+    total = add_up(Wide, [CODEC.pack(one), CODEC.pack(little)])
+    assert CODEC.values(Wide, total, additive=True)["total"].item() == 1 + 2**-40

@@ -51,6 +51,14 @@ def test_more_features_than_samples_or_none() -> None:
     assert nothing.scale == 1.0 and nothing.weights(nothing.best(1, 0.0, [0.1, 1.0])).abs().max() == 0
 
 
+def test_rounding_moves_eigenvalues_by_no_more_than_is_said() -> None:
+    """Nor by much less: S of 200 features, most of it in a few directions, as float16 has it."""
+    z = Rng(2).normal(300, 200).double() @ torch.diag(0.97 ** torch.arange(200).double())
+    exact, (values, _) = Ridge.of(z.T @ z, z[:200, :1]), torch.linalg.eigh(symmetric(triangle(z.T @ z).half().double()))
+    moved = (values - exact.eigenvalues).abs().max().item()
+    assert 0.05 * exact.rounding(torch.float16) < moved < exact.rounding(torch.float16)
+
+
 def test_what_is_not_finite_is_said() -> None:
     with pytest.raises(FedgistError, match=r"not finite.*wire=float32"):
         Ridge.of(torch.full((2, 2), torch.inf), torch.zeros(2, 1))

@@ -55,6 +55,14 @@ class Ridge:
         """The mean eigenvalue, or 1 where there is nothing."""
         return self.eigenvalues.mean().item() or 1.0
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """How much S may have been moved by numbers that were rounded to `dtype`, as a bound on its eigenvalues' error.
+
+        Entries err by at most ε/2 of themselves, independently: a symmetric matrix of deviation σ has eigenvalues up to
+        2σ√d, and σ ≤ ε/2 · ‖S‖_F/d, which makes ε‖S‖_F/√d. A smaller λ would divide by what is only rounding.
+        """
+        return torch.finfo(dtype).eps * torch.linalg.vector_norm(self.eigenvalues).item() / len(self.eigenvalues) ** 0.5
+
     def weights(self, ridge: float) -> Tensor:
         """W(λ)."""
         return self.vectors @ (self.rotated / (self.eigenvalues + ridge)[:, None])

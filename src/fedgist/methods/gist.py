@@ -155,13 +155,18 @@ class Gist(fg.Method[Config]):
             ridge = await self.most_hits(classifier, centre, prior, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             spread = n * (1 - prior.square().sum().item())
-            ridge = classifier.best(n, spread, [classifier.scale * factor for factor in FROM_SUMS])
+            ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
         return {"seed": seed, **fitted, "ridge": torch.tensor(ridge, dtype=torch.float64)}
 
+    def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
+        """What to choose λ from: never below what rounding on the wire may have done to S."""
+        least = classifier.rounding(WIRES[self.config.wire])
+        return [max(least, classifier.scale * factor) for factor in factors]
+
     async def most_hits(self, classifier: Ridge, centre: Centre, prior: Tensor, fed: fg.Federation) -> float:
         """The candidate with the most hits on held-out samples; of equals the strongest."""
-        ridges = [classifier.scale * factor for factor in CANDIDATES]
+        ridges = self.ridges(classifier, CANDIDATES)
         weights = torch.stack([classifier.weights(ridge) for ridge in ridges])
         request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
         correct = (await fed.ask(fed.ids, request, Hits)).sum.correct[:-1].tolist()
