@@ -1,5 +1,6 @@
 """`fedgist.run`: a method on a caller's own model and data, or on a named data set, from Python."""
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
@@ -99,8 +101,25 @@ def loaded(run: Result | str | Path, client: str | None, module: nn.Module | Non
     folders = run_folders(path)
     if folders[0].path != path:
         raise FedgistError(f"{path} holds {len(folders)} runs: name one of them, as {folders[0].path}")
-    one = trained.choose(runner.recover(folders[0]), client, path)
+    one = trained.choose(_recover(folders[0]), client, path)
     return one.module(), one.about
+
+
+def _recover(folder: RunFolder) -> dict[str, Trained]:
+    """The models of a finished run that was made before runs kept them, from its last checkpoint."""
+    config = configs.resolve(configs.load(folder.config))
+    if config.partition == OWN != config.dataset:
+        raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
+    saved = None if OWN in (config.dataset, config.model) else folder.last_checkpoint()
+    if not folder.finished or saved is None:
+        how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
+        raise FedgistError(f"{folder.path} holds a run without its model; {how}")
+    config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
+    inputs = sources.from_dataset(config)
+    method = methods.find(config.method)(config.options, inputs.task)
+    engine = runner.in_process(method, inputs, config, engines.executor("sequential"))
+    engine.restore(saved["engine"])
+    return trained.collect(engine, config, inputs, inputs.test)
 
 
 def _from_module(module: nn.Module, features: str | None, shape: tuple[int, int, int], classes: int) -> Model:

@@ -47,6 +47,17 @@ class Inputs:
     names: tuple[str, ...] = ()
     """Of the classes, where they are known."""
 
+    def who_runs_what(self) -> str:
+        """Which clients have which model, and what to set so that all have one."""
+        holders: dict[str, list[str]] = {}
+        for id, about in self.info.items():
+            holders.setdefault(about["model"], []).append(id)
+        found = [f"{model} at {', '.join(ids[:3])}{', …' * (len(ids) > 3)}" for model, ids in holders.items()]
+        one = next(iter(holders)) if len(holders) == 1 else "NAME, here and at every site"
+        return (
+            f"there is {' and '.join(found)}: set --model {one}, or take a method for models of their own, as repshare"
+        )
+
 
 def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     """A data set, split over the clients as the configuration says."""

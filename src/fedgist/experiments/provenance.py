@@ -1,4 +1,4 @@
-"""What a run's folder says beside its configuration: where it was made, and what its method lets others see."""
+"""What a run's folder says beside its configuration: where it was made, what its method shows; whether it may go on."""
 
 import inspect
 import os
@@ -10,8 +10,12 @@ from typing import Any
 import torch
 
 import fedgist
-from fedgist import storage
+from fedgist import methods, storage
+from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method, who_sees_what
+from fedgist.experiments import config as configs
+from fedgist.experiments.config import RunConfig
+from fedgist.experiments.folder import RunFolder
 
 LIBRARIES = ("numpy", "safetensors", "scikit-learn", "typer", "rich")
 
@@ -42,3 +46,17 @@ def about(method: Method) -> dict[str, Any]:
 def source(method: type[Method[Any]]) -> Path:
     """The method's file."""
     return Path(inspect.getfile(method))
+
+
+def check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
+    """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
+    folder.check_free(resume)
+    before = configs.resolve(configs.load(folder.config))
+    if changed := configs.differences(before, config):
+        changes = "; ".join(changed)
+        raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
+    grown = before.rounds < config.rounds
+    if grown or not folder.finished:
+        folder.check_method(source(methods.find(config.method)))
+    if grown:
+        folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import logging
 import math
 import shlex
 import time
@@ -14,7 +13,7 @@ from typing import Any, cast
 from fedgist import engines, methods
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, MixedModels
-from fedgist.core.federation import SERVER, TooFewAnswers
+from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
@@ -30,9 +29,7 @@ from fedgist.experiments.folder import RunFolder, run_name, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 from fedgist.experiments.results import Result
-from fedgist.experiments.trained import Trained
-
-log = logging.getLogger("fedgist")
+from fedgist.experiments.watch import Watch
 
 Source = Callable[[RunConfig], Inputs]
 """What loads the data of a run, once its device is known."""
@@ -96,7 +93,7 @@ def run(
     config = dataclasses.replace(prepare(config), seeds=1)
     folder = None if out is None else RunFolder(out)
     if folder is not None and folder.started and not overwrite:
-        _check_again(folder, config, resume)
+        provenance.check_again(folder, config, resume)
         if folder.finished:
             return results.load(folder)
     executor = engines.executor(config.engine, config.device, tf32=config.tf32)
@@ -115,7 +112,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
     prepared = [(dataclasses.replace(prepare(config), seeds=1), RunFolder(out)) for config, out in runs]
     for config, folder in prepared:
         if folder.started:
-            _check_again(folder, config, resume=True)
+            provenance.check_again(folder, config, resume=True)
     first = prepared[0][0]
     executor = engines.executor(first.engine, first.device, tf32=first.tf32)
     begun = {
@@ -138,45 +135,6 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
     return [made.get(folder.path) or results.load(folder) for _, folder in prepared]
 
 
-def recover(folder: RunFolder) -> dict[str, Trained]:
-    """The models of a finished run that was made before runs kept them, from its last checkpoint."""
-    config = configs.resolve(configs.load(folder.config))
-    if config.partition == OWN != config.dataset:
-        raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
-    saved = None if OWN in (config.dataset, config.model) else folder.last_checkpoint()
-    if not folder.finished or saved is None:
-        how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
-        raise FedgistError(f"{folder.path} holds a run without its model; {how}")
-    config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
-    one = _Run(config, sources.from_dataset(config), folder, Silent(), in_process, engines.executor("sequential"))
-    one.engine.restore(saved["engine"])
-    return trained.collect(one.engine, config, one.inputs, one.test)
-
-
-def _check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
-    folder.check_free(resume)
-    before = configs.resolve(configs.load(folder.config))
-    if changed := configs.differences(before, config):
-        changes = "; ".join(changed)
-        raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
-    grown = before.rounds < config.rounds
-    if grown or not folder.finished:
-        folder.check_method(provenance.source(methods.find(config.method)))
-    if grown:
-        folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)
-
-
-def _who_runs_what(inputs: Inputs) -> str:
-    """Which clients have which model, and what to set so that all have one."""
-    holders: dict[str, list[str]] = {}
-    for id, about in inputs.info.items():
-        holders.setdefault(about["model"], []).append(id)
-    found = [f"{model} at {', '.join(ids[:3])}{', …' * (len(ids) > 3)}" for model, ids in holders.items()]
-    one = next(iter(holders)) if len(holders) == 1 else "NAME, here and at every site"
-    return f"there is {' and '.join(found)}: set --model {one}, or take a method for models of their own, as repshare"
-
-
 class _Run:
     """One run under way."""
 
@@ -191,12 +149,12 @@ class _Run:
     ):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
-        self.title, self.sound = f"{config.method}, {config.dataset}, seed {config.seed}", True
-        self.in_range = True
+        self.title = f"{config.method}, {config.dataset}, seed {config.seed}"
+        self.watch = Watch(self.title, config, inputs)
         try:
             self.method = methods.find(config.method)(config.options, inputs.task)
         except MixedModels as error:
-            raise FedgistError(f"{error}; {_who_runs_what(inputs)}") from error
+            raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
         self.test = executor.place.put(inputs.test)
         self.engine = make(self.method, inputs, config, executor)
 
@@ -223,7 +181,7 @@ class _Run:
             with closing(self._ledger(saved)) as self.engine.ledger:
                 if saved is not None:
                     self.engine.restore(saved["engine"])
-                self._warn_of_empty_clients()
+                self.watch.clients()
                 self.progress.start(self.title, self.engine.rounds_done, self.config.rounds)
                 try:
                     yield
@@ -244,7 +202,7 @@ class _Run:
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
         done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
-        self._warn_of_wild_images(report)
+        self.watch.images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
         row: dict[str, Any] = {
@@ -256,7 +214,7 @@ class _Run:
         missing = dict(report.missing)
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
-            self._warn_of_divergence()
+            self.watch.states(self.engine)
             missing |= self.engine.missing
         row |= {"missing": missing} if missing else {}
         totals = self.engine.ledger.totals()
@@ -275,34 +233,6 @@ class _Run:
             return {"unevaluated": str(missing)}
         # JSON has no NaN: a row with one could not be read by others, nor drawn by a browser.
         return {name: value if math.isfinite(value) else None for name, value in found.items()}
-
-    def _warn_of_empty_clients(self) -> None:
-        clients, split = self.inputs.sites.values(), f"{self.config.dataset}, seed {self.config.seed}"
-        if empty := sum(client.n == 0 for client in clients):
-            log.warning(
-                f"{split}: {empty} of {len(clients)} clients hold no data, so that nothing is learned from them; "
-                "if that is not meant, choose fewer clients or another partition"
-            )
-
-    def _warn_of_divergence(self) -> None:
-        """Once: the accuracy alone would look like that of a model that guesses."""
-        if self.sound and (diverged := self.engine.diverged()):
-            self.sound = False
-            clients, done = len(set(diverged) - {SERVER}), self.engine.rounds_done
-            holders = ["the server"] * (SERVER in diverged) + [f"{clients} of the clients"] * (clients > 0)
-            log.warning(
-                f"{self.title}: what {' and '.join(holders)} learned up to round {done} is not finite (NaN or "
-                "infinity), so that no result from here on means anything; a smaller lr helps most often"
-            )
-
-    def _warn_of_wild_images(self, report: RoundReport) -> None:
-        """Once: what learns from them goes on as if they were sound."""
-        if self.in_range and (wild := artifacts.out_of_range(report.shown, self.inputs.task)):
-            self.in_range = False
-            log.warning(
-                f"{self.title}: {wild} in round {report.round}, so that little can be learned from them; a smaller "
-                f"learning rate of theirs helps most often (`fedgist config {self.config.method}` names it)"
-            )
 
     def _open(self, folder: RunFolder) -> Any:
         """Says in the folder what runs; returns the last checkpoint, if any."""
