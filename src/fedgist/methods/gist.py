@@ -61,9 +61,9 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    samples: int = fg.wire(fg.int64, additive=True)
-    features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True)
-    labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True)
+    samples: int = fg.wire(fg.int64, additive=True, low=0)
+    features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
+    labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
 
 
 @fg.message
@@ -96,7 +96,7 @@ class Judge:
 class Hits:
     """Held-out samples that each candidate got right, and at the end how many there are; seen only as totals."""
 
-    correct: Tensor = fg.wire(fg.int64, shape=("counts",), additive=True)
+    correct: Tensor = fg.wire(fg.int64, shape=("counts",), additive=True, low=0)
 
 
 class Gist(fg.Method[Config]):
