@@ -201,11 +201,14 @@ def test_drop_outs(federation: Build, method: str) -> None:
 
 
 def test_nobody_answers(federation: Build, method: str) -> None:
-    """Round 2 finds nobody: it is skipped, said so, and nothing is lost; round 3 goes on from round 1."""
-    engine = play(federation(method, offline=lambda id, round, exchange: round == 2), 1)
+    """A round finds nobody: it is skipped, said so, and nothing is lost; the next goes on from the one before it."""
+    plain = play(federation(method), 1)
+    asked = plain.ledger.totals().messages
+    silent = 2 if play(plain, 1).ledger.totals().messages > asked else 1  # a method may be done after its first round
+    engine = play(federation(method, offline=lambda id, round, exchange: round == silent), silent - 1)
     before = storage.digest([engine.states, engine.site_states])
     report = engine.run_round()
-    assert "round 2" in (report.skipped or "")
+    assert f"round {silent}" in (report.skipped or "")
     assert storage.digest([engine.states, engine.site_states]) == before
     assert engine.run_round().skipped is None
 

@@ -32,7 +32,9 @@ def digits() -> tuple[Inputs, ClientData]:
     return inputs, ClientData(x, y, inputs.task.classes)
 
 
-def federation(parts: Parts, options: Mapping[str, Any] = SMALL, wide: bool = False, ids: str = "{}") -> LocalEngine:
+def federation(
+    parts: Parts, options: Mapping[str, Any] = SMALL, wide: bool = False, ids: str = "{}", outage: Any = 0.0
+) -> LocalEngine:
     """Clients that hold these samples; with `wide`, everything is computed in float64."""
     inputs, union = digits()
     sites = {ids.format(k): replace(union, x=union.x[part], y=union.y[part]) for k, part in enumerate(parts)}
@@ -40,7 +42,8 @@ def federation(parts: Parts, options: Mapping[str, Any] = SMALL, wide: bool = Fa
     dtype = torch.float64 if wide else torch.float32
     info = {id: {"model": inputs.task.model} for id in sites}
     method = methods.find("gist")(config, inputs.task)
-    return LocalEngine(method, sites, seed=0, executor=executor("sequential", "cpu", dtype), info=info)
+    runner = executor("sequential", "cpu", dtype)
+    return LocalEngine(method, sites, seed=0, executor=runner, info=info, offline=outage)
 
 
 def fit(*args: Any, **settings: Any) -> dict[str, Any]:
@@ -123,13 +126,21 @@ def test_lambda_by_hits_of_samples_held_out() -> None:
     assert alone["accuracy"] > worst["accuracy"] + 0.02
 
 
-def test_a_second_round_gives_what_the_first_gave() -> None:
-    engine = federation(splits()["ten alike"])
+def test_who_was_away_is_asked_again_and_then_nobody() -> None:
+    """A client that misses the first round is in the second, whose W is that of all; the third sends nothing."""
+    parts = splits()["ten alike"]
+    engine = federation(parts, outage=lambda id, round, exchange: id == "3" and round == 1)
     engine.run_round()
-    first = engine.state
+    without, sent = engine.state["weight"], engine.ledger.totals().messages
     engine.run_round()
-    moved = (engine.state["weight"] - first["weight"]).norm() / first["weight"].norm()
-    assert moved < 1e-4  # batches are drawn anew, so that sums round otherwise
+    everybody, twice = engine.state["weight"], engine.ledger.totals().messages
+    assert (sent, twice) == (4 * 9, 4 * 9 + 4 * 10)
+    of_all = fit(parts)["weight"]
+    assert (everybody - of_all).norm() / of_all.norm() < 1e-4  # batches are drawn anew, so that sums round otherwise
+    assert (without - of_all).norm() / of_all.norm() > 1e-2
+    engine.run_round()
+    assert torch.equal(engine.state["weight"], everybody)
+    assert engine.ledger.totals().messages == twice
 
 
 def test_a_class_that_nobody_has_is_never_guessed() -> None:

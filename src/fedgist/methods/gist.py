@@ -6,7 +6,7 @@
     server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
 
 Sums over clients are sums over the union, so how the data are split changes nothing but rounding: neither label skew,
-nor sizes, nor how many clients there are. No client trains. A second round gives what the first gave.
+nor sizes, nor how many clients there are. No client trains. Once all clients have answered, nobody is asked again.
 
 Relatives: Fed3R (Fanì et al. 2024) and AFL (He et al. 2024) do this on the features of a pretrained net.
 """
@@ -139,15 +139,18 @@ class Gist(fg.Method[Config]):
     def server_init(self, rng: fg.Rng) -> fg.State:
         size, classes = self.linear.features.size, self.task.classes
         fitted = {"mean": torch.zeros(size), "weight": torch.zeros(size, classes), "intercept": torch.zeros(classes)}
-        return {"seed": rng("features").seed, **fitted, "ridge": torch.zeros(())}
+        return {"seed": rng("features").seed, **fitted, "ridge": torch.zeros(()), "answered": 0}
 
     async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        if state["answered"] == len(fed.ids):  # everybody's sums are in it: asked again, they would say the same
+            return state
         seed: int = state["seed"]
-        first = (await fed.ask(fed.ids, Describe(seed), First)).sum
-        n = max(1, first.samples)
+        described = await fed.ask(fed.ids, Describe(seed), First)
+        first, n = described.sum, max(1, described.sum.samples)
         mean, prior = first.features / n, first.labels / n
         centre = Centre(seed, self.on_wire(mean))
-        second = (await fed.ask(fed.ids, centre, Second)).sum
+        multiplied = await fed.ask(described.ids, centre, Second)
+        second = multiplied.sum
         classifier = Ridge.of(symmetric(second.products), second.targets)
         if self.fixed_ridge is not None:
             ridge = self.fixed_ridge
@@ -157,7 +160,12 @@ class Gist(fg.Method[Config]):
             spread = n * (1 - prior.square().sum().item())
             ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        return {"seed": seed, **fitted, "ridge": torch.tensor(ridge, dtype=torch.float64)}
+        return {
+            "seed": seed,
+            **fitted,
+            "ridge": torch.tensor(ridge, dtype=torch.float64),
+            "answered": len(multiplied),
+        }
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
         """What to choose λ from: never below what rounding on the wire may have done to S."""
