@@ -1,25 +1,18 @@
 """The command line, as a user meets it: what it prints where, what it writes, and how it ends."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
-import fedgist
-from fedgist import methods, models
-from fedgist.cli import app, catalogue
-from fedgist.core.method import Method
-from fedgist.data import discrepancies, partitions, topologies
+from fedgist import methods
+from fedgist.cli import app
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import progress
-from fedgist.experiments.config import RunConfig
-from fedgist.options import options
 
 TINY = ["--rounds", "2", "--clients", "3", "--model", "mlp:hidden=8", "--set", "steps=1", "--device", "cpu"]
 
@@ -84,12 +77,6 @@ def test_the_printed_configuration_is_a_file_for_config():
     text = Path("run/config.toml").read_text()
     assert "clients = 3" in text
     assert 'method = "fedprox"' in text
-
-
-def test_the_printed_configuration_says_what_an_option_may_be():
-    text = call("config", "feddm").stdout
-    assert "# What synthetic images start as: real samples or noise.\n# One of: real, noise.\ninit = " in text
-    assert "\n# Any of: color, crop, cutout, flip, scale, rotate.\naugmentation = " in text
 
 
 def test_profiles_say_what_they_reduced(monkeypatch):
@@ -358,42 +345,6 @@ def test_demo_says_when_digits_stand_in(tiny_demo, monkeypatch):
     assert sorted(p.name for p in Path("runs").iterdir()) == ["demo-1", "demo-2"]
 
 
-def test_list_names_everything():
-    text = call("list").stdout
-    for heading in ("methods:", "datasets:", "models:", "partitions:", "topologies:", "discrepancies:"):
-        assert heading in text
-    assert "ring" in call("list", "topologies").stdout
-    assert "rotation" in call("list", "discrepancies").stdout
-    lines = call("list", "methods").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["methods:", *methods.available()]
-
-
-def test_list_reads_what_the_code_says_without_torch():
-    """Equal to what an import finds; that took two seconds."""
-    assert catalogue.methods() == methods.available()
-    assert catalogue.models() == models.available()
-    assert catalogue.partitions() == partitions.available()
-    assert catalogue.discrepancies() == discrepancies.available()
-    assert catalogue.topologies() == topologies.KINDS
-    code = "import sys; from fedgist.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
-    for arguments in (["list"], ["--help"], ["run", "--help"]):
-        subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.PIPE)
-
-
-def test_list_says_why_a_data_set_cannot_be_read():
-    readable, rest = call("list", "datasets").stdout.split("datasets that cannot be read here:\n")
-    assert "digits" in readable
-    assert "cifar10" not in readable
-    assert "  cifar10         from a folder, and none is named with --data-dir or FEDGIST_DATA\n" in rest
-
-
-def test_own_data_sets_are_listed_and_exported_ones_read():
-    assert call("data", "export", "digits", "there").stdout == "there/digits\n"
-    Path("there/digits").rename("there/mine")
-    assert "mine" in call("list", "datasets", "--data-dir", "there").stdout
-    call("run", "fedavg", *TINY, "--dataset", "mine", "--data-dir", "there", "--out", "run", "-q")
-
-
 def test_report_command_writes_the_page():
     call("compare", "fedavg", "independent", *TINY, "-q", "--out", "both")
     Path("both/report.html").unlink()
@@ -421,57 +372,6 @@ def test_a_run_without_plotly_says_what_to_install(monkeypatch):
     assert result.stderr.splitlines()[-1] == "no report.html: the report needs plotly: pip install 'fedgist[report]'"
     assert not Path("run/report.html").exists()
     assert call("run", "fedavg", *TINY, "--out", "other", "--json").stderr == ""
-
-
-def test_cite_prints_bibtex():
-    assert call("cite", "fedavg").stdout.startswith("@inproceedings{mcmahan2017")
-    assert call("cite", "independent").stdout == "independent has no paper of its own\n"
-
-
-def test_version_and_help():
-    assert call("--version").stdout == f"fedgist {fedgist.__version__}\n"
-    text = call("run", "--help").stdout
-    where = ("dataset", "data-dir", "clients", "alpha", "partition", "model", "engine", "device", "out")
-    how = ("rounds", "seed", "seeds", "resume", "profile", "config", "set", "json", "quiet", "record", "debug")
-    assert [flag for flag in (*where, *how) if f"--{flag}" not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("command", "without"),
-    [
-        (["run"], []),
-        (["compare"], []),
-        (["federation", "run"], ["clients", "partition", "alpha", "seeds"]),  # which the sites decide, or nobody
-        (["federation", "flower"], ["clients", "partition", "alpha", "seeds"]),
-    ],
-)
-def test_flags_are_the_options_that_have_one(command, without):
-    (found,) = (one for one in walk(typer.main.get_command(app)) if one[0] == command)
-    shown = {name: parameter for parameter in found[1].params for name in parameter.opts}
-    for option in options(RunConfig).values():
-        flag = f"--{option.name.replace('_', '-')}"
-        if option.flag is None or option.name in without:
-            assert flag not in shown
-        else:
-            assert (shown[flag].help, shown[flag].metavar) == (option.help, option.flag)
-
-
-def walk(command, name=()):
-    yield list(name), command
-    for below, one in getattr(command, "commands", {}).items():
-        yield from walk(one, (*name, below))
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys, fedgist.cli, fedgist; fedgist.__version__; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_every_method_in_the_registry_is_a_method_with_words():
-    for name in methods.available():
-        found = methods.find(name)
-        assert issubclass(found, Method)
-        assert found.summary.endswith(".")
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
