@@ -1,15 +1,15 @@
 """Envelopes: what travels between a server and a site on a real network: who and when in JSON, then a message's bytes.
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
-message); it sends back an `Introduction`, `Ready`, a `Reply`, or a `Refusal` that says why not. Like messages,
-envelopes are checked field by field before anything is made of them, and nothing in them is executed.
+message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
+messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed.
 """
 
 import dataclasses
 import json
 import re
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedgist.core.message import WireError
@@ -46,6 +46,8 @@ class Start:
     model: str
     options: dict[str, Any]
     task: dict[str, Any]
+    layer: dict[str, Any] = field(default_factory=dict)
+    """What lies between a site's reply and what the server gets of it; empty where nothing does."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Request:
     state: str
     """The version to start from; empty is the first state."""
     keep: list[str]
+    invited: int = 0
+    """How many bytes of the message are the layer's invitation, which comes first."""
 
     @property
     def version(self) -> str:
@@ -83,6 +87,15 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Unfitting:
+    """No answer yet, because a field does not fit what the layer's invitation says; what it needs."""
+
+    field: str
+    needed: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Refusal:
     """No answer, because the site's policy forbids it (`refused`) or because something failed."""
 
@@ -90,7 +103,7 @@ class Refusal:
     why: str
 
 
-Header = Question | Introduction | Start | Ready | Request | Reply | Refusal
+Header = Question | Introduction | Start | Ready | Request | Reply | Unfitting | Refusal
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header)}
 
 
