@@ -30,6 +30,6 @@ from fedgist.families.participation import active_option, client_weight, n_ref_o
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer
 from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import accuracy, scores
 from fedgist.learning.training import cross_entropy
 from fedgist.options import option
