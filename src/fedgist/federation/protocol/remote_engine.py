@@ -5,10 +5,11 @@ their field or is out of all proportion is that site's failure, is said so by na
 Peer-to-peer topologies are not for this engine: it is the server.
 """
 
+import json
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits, ou
 from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
+    PROTOCOL,
     Header,
     Introduction,
     Question,
@@ -44,6 +46,8 @@ from fedgist.options import options
 from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
+
+REFUSED = "refused: "
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,13 @@ class RemoteEngine(Engine):
         executor: Executor,
         ledger: Ledger | None = None,
         patience: Patience | None = None,
+        protocols: Mapping[str, int] | None = None,
         layer: Layer | None = None,
     ):
         super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.transport, self.patience = transport, patience or Patience()
+        self.protocols = protocols or {}
+        """The version of the protocol that a site speaks, where that is not the one here."""
         self.run = f"{method.name}-{secrets.token_hex(8)}"
         self.states = {SERVER: self._put(method.server_init(self.rng(SERVER, "init")))}
         self.versions: dict[str, str] = {}
@@ -185,7 +192,7 @@ class RemoteEngine(Engine):
             self.count(SERVER, name, "down", type(msg), packed[key][0])
             self.count_invitation(SERVER, name, invited)
             headers[name] = self._request(name, tag_of(type(msg)), len(invitation))
-            requests[name] = seal(headers[name], invitation + packed[key][1])
+            requests[name] = seal(headers[name], invitation + packed[key][1], self.protocols.get(name, PROTOCOL))
         answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
         unfit: dict[str, Unfit] = {}
         replies = self._replies(ask, headers, answers, unfit)
@@ -295,8 +302,9 @@ class RemoteEngine(Engine):
                     model=self.info[id]["model"],
                     options={name: getattr(self.method.config, name) for name in options(self.method.config)},
                     task=describe(self.method.task),
-                    layer=dict(self.layer.describe()),
-                )
+                    layer=json.dumps(told) if (told := self.layer.describe()) else "",
+                ),
+                protocol=self.protocols.get(id, PROTOCOL),
             )
             for id in self.ids
             if id not in self.gone
@@ -317,17 +325,36 @@ class RemoteEngine(Engine):
 
 
 def ask_introductions(
-    transport: Transport, ids: list[str], question: Question, timeout: float
-) -> dict[str, str | Lost]:
-    """What each site would run, or why it does not take part."""
-    asked = dict.fromkeys(ids, seal(question))
-    found: dict[str, str | Lost] = {}
-    for id, answer in transport.exchange(asked, timeout, len(ids)).items():
-        try:
-            found[id] = answer if isinstance(answer, Lost) else plain(_open(answer, Introduction)[0].model, 100)
-        except (WireError, SiteFailure) as error:
-            found[id] = Lost(plain(str(error)))
+    transport: Transport, ids: Iterable[str], question: Question, timeout: float, roster: bytes = b""
+) -> dict[str, "Introduced | Lost"]:
+    """What each site would run, or why it does not take part. Who cannot read this is asked in the version before."""
+    found: dict[str, Introduced | Lost] = {}
+    unclear = list(ids)
+    for protocol in (PROTOCOL, PROTOCOL - 1):
+        asked = dict.fromkeys(unclear, seal(question, roster if protocol > 1 else b"", protocol))
+        unclear = []
+        for id, answer in (transport.exchange(asked, timeout, len(asked)) if asked else {}).items():
+            try:
+                found[id] = answer if isinstance(answer, Lost) else _introduced(answer)
+            except (WireError, SiteFailure) as error:
+                found[id] = Lost(plain(str(error)))
+                unclear += [id] if protocol == PROTOCOL and not str(error).startswith(REFUSED) else []
     return found
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What a site says of itself."""
+
+    model: str
+    protocol: int
+    announced: bytes
+    """Its public keys for the roster, if it announces any."""
+
+
+def _introduced(answer: bytes) -> Introduced:
+    header, payload = _open(answer, Introduction)
+    return Introduced(plain(header.model, 100), header.protocol, payload)
 
 
 def describe(task: Task) -> dict[str, Any]:
@@ -350,7 +377,7 @@ def _open(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
     if isinstance(header, Unfitting):
         raise Unfit(plain(header.why), header.field, header.needed)
     if isinstance(header, Refusal):
-        raise SiteFailure(f"refused: {header.why}" if header.refused else header.why)
+        raise SiteFailure(f"{REFUSED}{header.why}" if header.refused else header.why)
     if not isinstance(header, kind):
         raise WireError(f"expected {kind.__name__}, got {type(header).__name__}")
     return header, payload
