@@ -86,9 +86,9 @@ def test_only_so_many_runs_are_remembered(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_log_has_times_and_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LARGEST_LOG", 200)
     said: list[str] = []
-    write = records.log_to(tmp_path / "logs" / "server.log", said.append)
-    for number in range(20):
-        write(f"line {number} of 100 % {{}}")
+    with records.logged(tmp_path / "logs" / "server.log", said.append) as write:
+        for number in range(20):
+            write(f"line {number} of 100 % {{}}")
     assert len(said) == 20
     assert 1 < len(os.listdir(tmp_path / "logs")) <= 1 + records.OLD_LOGS
     last = (tmp_path / "logs" / "server.log").read_text().splitlines()[-1]

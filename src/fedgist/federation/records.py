@@ -9,7 +9,8 @@ import logging
 import logging.handlers
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,8 @@ KEPT = 50
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
 
 
-def log_to(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
+@contextmanager
+def logged(path: Path, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     """What says a line as before, and writes it with its time to a log that rotates."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=LARGEST_LOG, backupCount=OLD_LOGS, encoding="utf-8")
@@ -34,7 +36,8 @@ def log_to(path: Path, say: Callable[[str], None]) -> Callable[[str], None]:
         say(line)
         handler.emit(logging.LogRecord("fedgist", logging.INFO, "", 0, f"{now()} {line}", (), None))
 
-    return both
+    with closing(handler):
+        yield both
 
 
 def now() -> str:
@@ -160,7 +163,7 @@ def metrics(records: list[Record]) -> str:
         for record in records:
             label = record.name.replace("\\", "\\\\").replace('"', '\\"')
             lines += [
-                f'fedgist_{name}{suffix}{{run="{label}"{more}}} {value:g}' for more, value in values(record).items()
+                f'fedgist_{name}{suffix}{{run="{label}"{more}}} {value}' for more, value in values(record).items()
             ]
     return "\n".join([*lines, "# EOF"]) + "\n"
 

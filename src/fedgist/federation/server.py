@@ -28,19 +28,21 @@ def start(federation: FederationFolder, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
     _check_port(federation)
     presence = records.Presence(federation.path)
-    write = records.log_to(federation.path / "logs" / "server.log", say)
-
-    def tell(line: str) -> None:
-        write(line)
-        if found := re.fullmatch(r"site (\S+) (is here|is here again|has left|is shut out)", line):
-            presence.note(found[1], found[2].startswith("is here"))
-
-    for one in membership.endings(federation):
-        if one.warning:
-            tell(f"warning: {one.warning}")
     command = processes.server(federation.server_kit, kits.ORGANISATION)
-    with processes.only_one(federation.server_kit) as lock:
+    with (
+        processes.only_one(federation.server_kit) as lock,
+        records.logged(federation.path / "logs" / "server.log", say) as write,
+    ):
+
+        def tell(line: str) -> None:
+            write(line)
+            if found := re.fullmatch(r"site (\S+) (is here|is here again|has left|is shut out)", line):
+                presence.note(found[1], found[2].startswith("is here"))
+
         presence.clear()
+        for one in membership.endings(federation):
+            if one.warning:
+                tell(f"warning: {one.warning}")
         tell(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
         return processes.watch(command, processes.AT_SERVER, tell, lock)
 

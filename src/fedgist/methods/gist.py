@@ -182,7 +182,7 @@ class Gist(fg.Method[Config]):
 
     async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
         fitted = {f"gist.{name}": state[name] for name in ("mean", "weight", "intercept")}
-        return {"accuracy": await fg.accuracy(self.linear, {**self.public(state["seed"]), **fitted}, test)}
+        return await fg.scores(self.linear, {**self.public(state["seed"]), **fitted}, test)
 
     # A client
 
