@@ -32,6 +32,7 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
     about = trained.describe(
         task,
         start.model,
+        net,
         class_names=None,
         mean=tuple(-low * scale for low, scale in zip(task.low, std, strict=True)),
         std=std,
