@@ -42,6 +42,8 @@ class Role(enum.Flag):
     """In a federation the sites decide it, not whoever starts the run."""
     EXECUTION = enum.auto()
     """How, where or with which seed a run is made, not which run it is."""
+    LATER = enum.auto()
+    """It came when runs had names already: as it is without saying so, it is no part of them."""
 
 
 def option(

@@ -67,7 +67,7 @@ def test_a_site_that_was_away_joins_with_the_runs_model(
     assert len(folder.rows()) == 1
 
     with pytest.raises(ConnectionError):
-        run(tmp_path, {"a": "cnn", "b": "mlp:hidden=32"}, exchanges=1, resume=True)
+        run(tmp_path, {"a": "cnn", "b": "mlp:hidden=32"}, exchanges=2, resume=True)
     assert (
         "site b does not take part: refused: this site runs mlp:hidden=32, and the run wants mlp of it" in caplog.text
     )

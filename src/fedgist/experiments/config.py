@@ -49,7 +49,7 @@ class RunConfig:
     partition: str = _split("dirichlet", "How it is split; `fedgist list partitions` names the ways.", flag="NAME")
     alpha: float = _split(0.5, "Dirichlet concentration: small is heterogeneous, large is even.", above=0, flag="X")
     min_size: int = _split(10, "Balanced Dirichlet partitions: every client has at least this many samples.", low=0)
-    ratio: float = _split(0.5, "Partition dirichlet-fedgen: the share of the data that is used.", above=0, high=1)
+    ratio: float = _split(0.5, "Partitions of FedGen: the share of the data that is used.", above=0, high=1)
     shards_per_client: int = _split(2, "Partition shards: how many each client gets.", low=1)
     partition_seed: int | None = _split(None, "Seed of the split; without it, the seed of the run.", low=0)
     discrepancy: tuple[str, ...] = _split(
@@ -231,7 +231,13 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 def digest(config: RunConfig) -> str:
     """Eight hex digits that name all of the configuration but its seed."""
-    text = json.dumps(flat(dataclasses.replace(config, seed=0, seeds=1)))
+    known = {**options(RunConfig), **(options(config.options) if config.options else {})}
+    named = {
+        name: value
+        for name, value in flat(dataclasses.replace(config, seed=0, seeds=1)).items()
+        if not (known[name].role & Role.LATER and value == known[name].default)
+    }
+    text = json.dumps(named)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -21,7 +21,7 @@ from fedgist.families.participation import active_option
 from fedgist.families.server_model import ServerModel
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
-from fedgist.options import option
+from fedgist.options import Role, option
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entropy
@@ -63,6 +63,12 @@ class SurrogateOptions:
     server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
     server_augmentation: tuple[str, ...] = option(
         (), "Changes of each image in the server's batches, one of those named, as in color,crop,cutout.", choices=KINDS
+    )
+    server_kinds: str = option(
+        "image",
+        "Which of them: drawn for every image, or one for a whole batch.",
+        choices=("image", "batch"),
+        role=Role.LATER,
     )
 
 
@@ -136,7 +142,8 @@ class Surrogate(ServerModel[Options]):
         plan["lr"][steps // 2 :] *= config.server_decay
         if config.server_augmentation:
             seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
-            plan["changes"] = Augmentation(config.server_augmentation, self.task.shape[1:]).draw(seeds.to(x.device))
+            augmentation = Augmentation(config.server_augmentation, self.task.shape[1:])
+            plan["changes"] = augmentation.draw(seeds.to(x.device), one_kind=config.server_kinds == "batch")
         sgd = SGD(config.server_momentum, config.server_weight_decay)
         learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
         w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)

@@ -20,8 +20,16 @@ from fedgist.core.errors import FedgistError
 from fedgist.federation.protocol.policy import COMMON, Policy
 from fedgist.options import Option, options, toml_value
 
+try:
+    from fedgist.federation import authority
+    from fedgist.federation.protocol.roster import NAME
+except ImportError:  # cryptography, which NVFlare brings along
+    raise FedgistError("a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'") from None
+
 PROJECT, ORGANISATION, ADMIN = "fedgist", "fedgist", "admin@fedgist.org"
 PORT = 8002
+ROOT_DAYS = 3650
+"""For how long the authority's certificate is valid; those of members end after NVFlare's 360 days, and are renewed."""
 SITE_CLASSES = ["fedgist.federation.site.ProvisionedSite", "nvflare.collab.runtime.executor.CollabExecutor"]
 SERVER_CLASSES = [
     "fedgist.federation.protocol.flare_transport.FlareServer",
@@ -31,7 +39,6 @@ RIGHTS = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "n
 RIGHTS |= {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 """What the one who runs methods may do at a site."""
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,60}[a-z0-9])?")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
@@ -51,6 +58,11 @@ class FederationFolder:
     @property
     def admin_kit(self) -> Path:
         return self.path / "admin"
+
+    @property
+    def authority(self) -> Path:
+        """What vouches for everybody; it need not be on the server's machine, and better is not."""
+        return self.path / "authority"
 
     def kit(self, site: str) -> Path:
         return self.path / "sites" / site
@@ -83,9 +95,8 @@ def new(
         raise FedgistError(f"--port must be from 1 to 65535, not {port}")
     if server in sites or "server" in sites:
         raise FedgistError("a site and the server cannot have the same name")
-    work = path / "authority"
-    produced = _provision(work, server, sites, port)
     federation = FederationFolder(path, server, port, tuple(sorted(sites)))
+    produced = _provision(federation.authority, server, sites, port)
     (path / "sites").mkdir()
     shutil.move(produced / server, federation.server_kit)
     shutil.move(produced / ADMIN, federation.admin_kit)
@@ -94,6 +105,7 @@ def new(
         _close_site(federation.kit(site))
         (federation.kit(site) / "policy.toml").write_text(policy_text(rules or Policy()), encoding="utf-8")
     _settle_server(federation.server_kit)
+    authority.found(federation)
     told = {"server": server, "port": port, "sites": federation.sites}
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in told.items())
     (path / "README.md").write_text(_readme(federation), encoding="utf-8")
@@ -147,7 +159,7 @@ def _provision(work: Path, server: str, sites: Sequence[str], port: int) -> Path
     builders: list[dict[str, Any]] = [
         {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
         {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {}},
+        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": ROOT_DAYS}},
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder", "args": {}},
     ]
     who: list[dict[str, Any]] = [

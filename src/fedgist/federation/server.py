@@ -6,15 +6,16 @@ import logging
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress
-from fedgist.federation import kits, processes, runs
+from fedgist.federation import authority, kits, processes, runs
 from fedgist.federation.kits import FederationFolder
+from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
 from fedgist.federation.protocol.remote_engine import Patience
 from fedgist.federation.site import ProvisionedSite
@@ -54,7 +55,48 @@ def run(
     progress: Progress,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
-    return runs.run(federation.sites, lambda: connected(federation, wait), config, out, resume, patience, progress)
+    return runs.run(
+        federation.sites,
+        lambda: connected(federation, wait),
+        config,
+        out,
+        resume,
+        patience,
+        progress,
+        Members(federation),
+    )
+
+
+class Members:
+    """The roster as the server has it: it passes on the newest, and what sites announce for the next."""
+
+    def __init__(self, federation: FederationFolder):
+        self.federation = federation
+
+    def roster(self) -> bytes:
+        path = self.federation.path / roster.FILE
+        return path.read_bytes() if path.is_file() else b""
+
+    def hear(self, announced: Mapping[str, bytes]) -> bool:
+        """Keeps what is new for the authority; where that is here, it signs at once."""
+        if not self.roster():  # made before federations had one
+            return False
+        new = [site for site, data in sorted(announced.items()) if self._is_new(site, data)]
+        if new and self.federation.authority.is_dir():
+            signed, _ = authority.update(self.federation)
+            log.info(f"roster {signed.number} has the keys of {', '.join(new)}")
+            return True
+        if new:
+            where = self.federation.path / authority.ANNOUNCED
+            log.warning(f"the roster lacks keys of {', '.join(new)}: carry {where} to `fedgist federation roster`")
+        return False
+
+    def _is_new(self, site: str, data: bytes) -> bool:
+        try:
+            return authority.keep_announcement(self.federation, site, data)
+        except FedgistError as error:
+            log.warning(f"site {site}: {error}")
+            return False
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import kits, processes, site_models, site_setup
-from fedgist.federation.protocol import policy
+from fedgist.federation.protocol import keys, policy, roster
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.site_setup import Settings
@@ -28,7 +28,20 @@ class ProvisionedSite(FlareSite):
 
 def _host(site: str, kit: Path) -> SiteHost:
     settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
-    return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+    rules = policy.load(kit / "policy.toml")
+    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told))
+
+
+def _enrol(kit: Path, told: bytes) -> bytes:
+    """Keep a newer roster, and announce the site's keys; a kit from before rosters knows nobody who could sign one."""
+    if not (kit / roster.AUTHORITY).is_file():
+        return b""
+    try:
+        if told:
+            roster.accept(kit, told)
+    except roster.BadRoster as error:
+        raise policy.Refused(str(error)) from error
+    return keys.announce(kit)
 
 
 def export(kit: Path, run: str, out: Path, say: processes.Say) -> None:

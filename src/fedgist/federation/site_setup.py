@@ -17,7 +17,7 @@ from fedgist.data.files import Images
 from fedgist.experiments.config import model_spec
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.protocol.site_host import Enrol, SiteHost
 from fedgist.options import build
 from fedgist.words import short
 
@@ -35,7 +35,9 @@ class Settings:
     threads: int | None = None
 
 
-def make_host(site: str, folder: Path, settings: Settings, rules: Policy) -> SiteHost:
+def make_host(
+    site: str, folder: Path, settings: Settings, rules: Policy, enrol: Enrol = lambda roster: b""
+) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -47,7 +49,7 @@ def make_host(site: str, folder: Path, settings: Settings, rules: Policy) -> Sit
         return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol)
 
 
 def task_of(start: Start, rules: Policy) -> Task:

@@ -193,7 +193,7 @@ class Gist(fg.Method[Config]):
         return max(zip(correct, ridges, strict=True))[1]
 
     async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
-        return {"accuracy": await fg.accuracy(self.model, self.weights(state), test)}
+        return await fg.scores(self.model, self.weights(state), test)
 
     def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
         mean, weight, intercept = state["mean"], state["weight"], state["intercept"]

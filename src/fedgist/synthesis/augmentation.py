@@ -40,10 +40,12 @@ class Augmentation:
             if kind not in KINDS:
                 raise unknown("augmentation", kind, KINDS)
 
-    def draw(self, seeds: Tensor) -> Tensor:
-        """A change for each of the seeds: [*seeds, numbers], in the order of `Change`."""
+    def draw(self, seeds: Tensor, one_kind: bool = False) -> Tensor:
+        """A change for each of the seeds: [*seeds, numbers], in the order of `Change`; in a row, all of one kind."""
         u = torch.vmap(lambda seed: uniform(seed, (4,)))(seeds.flatten()).T
-        chosen = (u[0] * len(self.kinds)).floor()
+        kind = u[0].reshape(seeds.shape)
+        kind = kind[..., :1].expand(seeds.shape) if one_kind else kind
+        chosen = (kind.flatten() * len(self.kinds)).floor()
         active = {kind: chosen == (self.kinds.index(kind) if kind in self.kinds else -1) for kind in KINDS}
         numbers = [*_color(u[1:], active), *_reading(u[1:3], active, self.size), *_hole(u[1:3], active, self.size)]
         return torch.stack(numbers, -1).reshape(*seeds.shape, len(numbers))

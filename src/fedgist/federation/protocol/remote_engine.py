@@ -8,7 +8,7 @@ Peer-to-peer topologies are not for this engine: it is the server.
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits, outliers
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
+    PROTOCOL,
     Header,
     Introduction,
     Question,
@@ -42,6 +43,8 @@ from fedgist.options import options
 from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
+
+REFUSED = "refused: "
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,12 @@ class RemoteEngine(Engine):
         executor: Executor,
         ledger: Ledger | None = None,
         patience: Patience | None = None,
+        protocols: Mapping[str, int] | None = None,
     ):
         super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info)
         self.transport, self.patience = transport, patience or Patience()
+        self.protocols = protocols or {}
+        """The version of the protocol that a site speaks, where that is not the one here."""
         self.run = f"{method.name}-{secrets.token_hex(8)}"
         self.states = {SERVER: self._put(method.server_init(self.rng(SERVER, "init")))}
         self.versions: dict[str, str] = {}
@@ -250,7 +256,8 @@ class RemoteEngine(Engine):
                     model=self.info[id]["model"],
                     options={name: getattr(self.method.config, name) for name in options(self.method.config)},
                     task=describe(self.method.task),
-                )
+                ),
+                protocol=self.protocols.get(id, PROTOCOL),
             )
             for id in self.ids
             if id not in self.gone
@@ -271,17 +278,36 @@ class RemoteEngine(Engine):
 
 
 def ask_introductions(
-    transport: Transport, ids: list[str], question: Question, timeout: float
-) -> dict[str, str | Lost]:
-    """What each site would run, or why it does not take part."""
-    asked = dict.fromkeys(ids, seal(question))
-    found: dict[str, str | Lost] = {}
-    for id, answer in transport.exchange(asked, timeout, len(ids)).items():
-        try:
-            found[id] = answer if isinstance(answer, Lost) else plain(_open(answer, Introduction)[0].model, 100)
-        except (WireError, SiteFailure) as error:
-            found[id] = Lost(plain(str(error)))
+    transport: Transport, ids: Iterable[str], question: Question, timeout: float, roster: bytes = b""
+) -> dict[str, "Introduced | Lost"]:
+    """What each site would run, or why it does not take part. Who cannot read this is asked in the version before."""
+    found: dict[str, Introduced | Lost] = {}
+    unclear = list(ids)
+    for protocol in (PROTOCOL, PROTOCOL - 1):
+        asked = dict.fromkeys(unclear, seal(question, roster if protocol > 1 else b"", protocol))
+        unclear = []
+        for id, answer in (transport.exchange(asked, timeout, len(asked)) if asked else {}).items():
+            try:
+                found[id] = answer if isinstance(answer, Lost) else _introduced(answer)
+            except (WireError, SiteFailure) as error:
+                found[id] = Lost(plain(str(error)))
+                unclear += [id] if protocol == PROTOCOL and not str(error).startswith(REFUSED) else []
     return found
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What a site says of itself."""
+
+    model: str
+    protocol: int
+    announced: bytes
+    """Its public keys for the roster, if it announces any."""
+
+
+def _introduced(answer: bytes) -> Introduced:
+    header, payload = _open(answer, Introduction)
+    return Introduced(plain(header.model, 100), header.protocol, payload)
 
 
 def describe(task: Task) -> dict[str, Any]:
@@ -302,7 +328,7 @@ def _open(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
     header: Header
     header, payload = unseal(data)
     if isinstance(header, Refusal):
-        raise SiteFailure(f"refused: {header.why}" if header.refused else header.why)
+        raise SiteFailure(f"{REFUSED}{header.why}" if header.refused else header.why)
     if not isinstance(header, kind):
         raise WireError(f"expected {kind.__name__}, got {type(header).__name__}")
     return header, payload

@@ -26,6 +26,7 @@ from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    PROTOCOL,
     Header,
     Introduction,
     Question,
@@ -44,6 +45,9 @@ log = logging.getLogger("fedgist")
 
 Prepare = Callable[[Start], tuple[Method, ClientData]]
 """Builds the method of a run and loads the site's data for it."""
+
+Enrol = Callable[[bytes], bytes]
+"""Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
 PHASES = ("round", "evaluation")
 
@@ -147,9 +151,10 @@ class SiteHost:
         executor: Executor,
         policy: Policy | None = None,
         model: str = "",
+        enrol: Enrol = lambda roster: b"",
     ):
         self.id, self.folder, self.prepare, self.executor = id, folder, prepare, executor
-        self.policy, self.model = policy or Policy(), model
+        self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
         self._run: SiteRun | None = None
@@ -171,25 +176,26 @@ class SiteHost:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
         with self._lock:
             about: dict[str, Any] = {"kind": "unreadable"}
-            payload = b""
+            payload, spoken = b"", PROTOCOL
             try:
                 header, body = unseal(data)
                 about = _about(header)
                 self.audit.write("in", data, **about)
                 with within_seconds(self.policy.max_seconds):
                     answered, payload = self._answer(header, body)
+                    spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
                 if about["kind"] == "unreadable":
                     self.audit.write("in", data, **about)
                 answered = self._refusal(error)
-            sealed = seal(answered, payload)
+            sealed = seal(answered, payload, spoken)
             self.audit.write("out", sealed, **{**about, **_about(answered)})
             return sealed
 
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         if isinstance(header, Question):
             self.policy.check_method(header.method)
-            return Introduction(self.model), b""
+            return Introduction(self.model), self.enrol(payload)
         if isinstance(header, Start):
             if self._run is None or self._run.start != header:
                 self._run = self._begin(header)
@@ -199,6 +205,11 @@ class SiteHost:
                 self._run = self._begin(self._recall_start(header.run))
             return self._run.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
+
+    @property
+    def _spoken(self) -> int:
+        """The version of the protocol that the server of the present run speaks."""
+        return self._run.start.protocol if self._run else PROTOCOL
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
