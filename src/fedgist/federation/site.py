@@ -61,7 +61,6 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     if settings.model:
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
-    images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         tell(
             f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
