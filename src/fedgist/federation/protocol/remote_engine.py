@@ -364,6 +364,8 @@ def describe(task: Task) -> dict[str, Any]:
         "classes": task.classes,
         "low": list(task.low),
         "high": list(task.high),
+        "mean": list(task.mean),
+        "std": list(task.std),
         "models": list(task.models),
         "model": task.model,
         "proxy": task.proxy is not None,
