@@ -102,8 +102,6 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             method.task,
             spec,
             class_names=inputs.names or None,
-            mean=inputs.mean or None,
-            std=inputs.std or None,
             method=config.method,
             dataset=config.dataset,
             client=None if name == SERVER else name,
@@ -133,6 +131,8 @@ def describe(task: Task, spec: str, **others: Any) -> About:
         classes=task.classes,
         low=_finite(task.low),
         high=_finite(task.high),
+        mean=task.mean or None,
+        std=task.std or None,
         fedgist=fedgist.__version__,
         **others,
     )

@@ -22,7 +22,7 @@ def _activation(index: int, kind: str) -> Layers:
 
 
 def mlp(
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     classes: int,
     *,
     hidden: tuple[int, ...] = (200,),
