@@ -3,6 +3,7 @@
 import json
 import socket
 import ssl
+from dataclasses import asdict
 from pathlib import Path
 
 from fedgist import engines, methods
@@ -62,9 +63,9 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
-        tell(
-            f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
-        )
+        (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
+        images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
+        tell(f"site {name}: {images}")
         tell(_summary(rules, kit))
         tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
         if warning := _ending(kit, name).warning:
