@@ -41,6 +41,7 @@ from fedgist.federation.protocol.envelope import (
     unseal,
 )
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
+from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
@@ -49,7 +50,7 @@ Prepare = Callable[[Start], tuple[Method, ClientData]]
 """Builds the method of a run and loads the site's data for it."""
 
 MakeLayer = Callable[[Start, Path], SiteLayer]
-"""Makes a site's half of what lies between its replies and the server; the folder is the run's."""
+"""Makes a site's half of what lies between its replies and the server; the folder is the site's."""
 
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
@@ -57,8 +58,8 @@ Enrol = Callable[[bytes], bytes]
 PHASES = ("round", "evaluation")
 
 
-def plain_layer(start: Start, folder: Path) -> SiteLayer:
-    """Replies travel as they are."""
+def no_keys(start: Start, folder: Path) -> SiteLayer:
+    """Replies travel as they are: a host without keys cannot do otherwise."""
     if start.layer:
         raise Refused("the run wants secure sums, for which this site has no keys")
     return PlainSite()
@@ -187,7 +188,7 @@ class SiteHost:
         policy: Policy | None = None,
         model: str = "",
         enrol: Enrol = lambda roster: b"",
-        layer: MakeLayer = plain_layer,
+        layer: MakeLayer = no_keys,
     ):
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
@@ -273,8 +274,8 @@ class SiteHost:
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        folder = self._folder(start.run)
-        return SiteRun(self.id, start, method, here, self.executor, folder, self.layer(start, folder))
+        layer = self.layer(start, self.folder)
+        return SiteRun(self.id, start, method, here, self.executor, self._folder(start.run), layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -292,9 +293,10 @@ class SiteHost:
         if isinstance(error, Unfit):
             return Unfitting(error.field, error.needed, plain(str(error)))
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
-        log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
-        if isinstance(error, (Refused, WireError, SiteFailure)):
-            return Refusal(isinstance(error, Refused), plain(str(error)))
+        refused = isinstance(error, (Refused, NoSum))
+        log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
+        if refused or isinstance(error, (WireError, SiteFailure)):
+            return Refusal(refused, plain(str(error)))
         return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
 
 
