@@ -290,11 +290,12 @@ class SiteHost:
 
     def _refusal(self, error: Exception) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
-        if isinstance(error, Unfit):
-            return Unfitting(error.field, error.needed, plain(str(error)))
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         refused = isinstance(error, (Refused, NoSum))
         log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
+        if isinstance(error, Unfit):
+            # What the field holds is the site's own affair; the power of two that it needs is not.
+            return Unfitting(error.field, error.needed, f"{error.field} needs a range of ±2^{error.needed}")
         if refused or isinstance(error, (WireError, SiteFailure)):
             return Refusal(refused, plain(str(error)))
         return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
