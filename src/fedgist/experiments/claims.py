@@ -95,9 +95,8 @@ def read(preset: str, given: str | Mapping[str, Any], rows: Collection[str], col
     if sign is None:
         raise FedgistError(f"preset {preset}: a claim is written ROW > ROW, not {text!r}")
     left, _, right = text.partition(sign)
-    lists = {key: tuple(told.get(key, ())) for key in ("only", "but", "grows")}
-    texts = {key: told.get(key, "") for key in ("headline", "note")}
-    claim = Claim(left, sign.strip(), right, **lists, **texts)
+    only, but, grows = (tuple(told.get(key, ())) for key in ("only", "but", "grows"))
+    claim = Claim(left, sign.strip(), right, only, but, grows, told.get("headline", ""), told.get("note", ""))
     if not {left, *(() if claim.level is not None else (right,))} <= set(rows):
         raise FedgistError(f"preset {preset}: the claim {text!r} speaks of rows that there are not")
     if not {*claim.only, *claim.but, *claim.grows} <= set(columns):
