@@ -40,7 +40,8 @@ class Claim:
     @property
     def text(self) -> str:
         more = f", more so in {self.grows[1]} than in {self.grows[0]}" if self.grows else ""
-        return f"{self.left} {self.sign} {self.right}{more}"
+        where = f" in {self.only[0]}" if len(self.only) == 1 else ""
+        return f"{self.left} {self.sign} {self.right}{where}{more}"
 
     @property
     def level(self) -> float | None:
