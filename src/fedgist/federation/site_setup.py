@@ -68,12 +68,17 @@ def task_of(start: Start, rules: Policy) -> Task:
         for spec, model in named.items():
             if model.size > rules.max_model:
                 raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
-        low, high, mean, std = (tuple(map(float, told[name])) for name in ("low", "high", "mean", "std"))
+        low, high = (tuple(map(float, told[name])) for name in ("low", "high"))
+        if start.protocol == 1:  # which told only what black and full intensity are
+            std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
+            mean = tuple(-bottom * one for bottom, one in zip(low, std, strict=True))
+        else:
+            mean, std = (tuple(map(float, told[name])) for name in ("mean", "std"))
         if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
         return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
 
