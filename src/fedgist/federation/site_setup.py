@@ -68,12 +68,12 @@ def task_of(start: Start, rules: Policy) -> Task:
         for spec, model in named.items():
             if model.size > rules.max_model:
                 raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
-        low, high = (tuple(map(float, told[name])) for name in ("low", "high"))
-        if start.protocol == 1:  # which told only what black and full intensity are
-            std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
-            mean = tuple(-bottom * one for bottom, one in zip(low, std, strict=True))
-        else:
+        low, high = (tuple(map(float, told[end])) for end in ("low", "high"))
+        if "mean" in told:
             mean, std = (tuple(map(float, told[name])) for name in ("mean", "std"))
+        else:  # version 1 of the protocol knew only images, of which black became `low` and full intensity `high`
+            std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
+            mean = tuple(-bottom * scale for bottom, scale in zip(low, std, strict=True))
         if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None

@@ -6,13 +6,15 @@ from functools import cache
 from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.models.feed_forward import FEATURES, cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
+from fedgist.models.feed_forward import FEATURES, cnn, cnn1d, convnet, lenet5, lenet5_thesis, mlp, tabular, vgg13
 from fedgist.models.layers import NORMS, Layers
 from fedgist.models.model import LayeredModel, checked_shape, is_count
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {
     "mlp": mlp,
+    "tabular": tabular,
+    "cnn1d": cnn1d,
     "cnn": cnn,
     "lenet5": lenet5,
     "lenet5-thesis": lenet5_thesis,
@@ -29,7 +31,7 @@ FORMS = {
     SIGNALS: "signals (channels × length)",
     IMAGES: "images (channels × height × width)",
 }
-RANKS = {"mlp": ANY}
+RANKS = {"mlp": ANY, "tabular": TABLES, "cnn1d": SIGNALS}
 """How many dimensions an input of a model has; where nothing is said, it is an image."""
 
 WORDS = {"norm": NORMS, "features": FEATURES}
@@ -51,7 +53,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -
         form = "×".join(map(str, shape))
         raise FedgistError(
             f"{name} takes {FORMS[RANKS.get(name, IMAGES)]}, and an input here has the form {form}: take "
-            f"{' or '.join(fitting)}"
+            f"{', '.join(fitting)}"
         )
     if not is_count(classes):
         raise FedgistError(f"the number of classes must be a positive whole number, not {classes!r}")
@@ -60,7 +62,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -
 
 def spell_out(name: str, **options: Any) -> str:
     """A model as `mlp:hidden=200x100:norm=none`, with all its options, so that other defaults do not change it."""
-    chosen = {key: value for key, value in _chosen(name, options).items() if value is not None}
+    chosen = {key: value for key, value in _chosen(name, options).items() if value not in (None, ())}
     texts = [f"{key}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for key, v in chosen.items()]
     return ":".join([name, *texts])
 

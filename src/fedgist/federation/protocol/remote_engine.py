@@ -208,7 +208,7 @@ class RemoteEngine(Engine):
             self._start(self.ids)
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
         requests, headers = {}, {}
-        asked = sorted(set(ask.to) - self.gone.keys())
+        asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
         invited = self.layer.invite(self.here, ask.reply, asked)
         invitation = self._invitation(invited)
         for name in asked:
