@@ -100,7 +100,7 @@ def run(
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
-    recorder = records.Recorder(federation.path, known.folder.path.name, known.folder.path)
+    recorder = records.Recorder(federation.path, known.folder.path)
     members = Members(federation, wait)
     try:
         listeners = Several(progress, recorder)
