@@ -49,7 +49,7 @@ class FlareServer:
             door.listen(8)
             door.settimeout(0.5)
             threading.Thread(target=self._in_context(self._watch), daemon=True).start()
-            while self.sites and not collab.is_aborted:
+            while self.sites and not collab.is_aborted and Path(self.address).exists():  # removing it ends the job
                 try:
                     link, _ = door.accept()
                 except TimeoutError:
