@@ -10,8 +10,8 @@ machine.
 
     python benchmarks/federation.py --start 5
 
-measures instead how long a run takes to begin, from the command to the first request at a site, and the processor time of
-that command, which other work on the machine does not lengthen: five short runs across sites that wait.
+measures instead how long a run takes to begin, from the command to the start of the run at a site, and the processor
+time of that command, which other work on the machine hardly lengthens: five short runs across sites that wait.
 """
 
 import argparse
@@ -71,8 +71,8 @@ def starts(federation: Path, dataset: str, port: int, runs: int) -> dict[str, An
             here += "is connected and waits" in staying.stdout.readline()
         threading.Thread(target=staying.stdout.read, daemon=True).start()
         figures: dict[str, list[float]] = {
-            "seconds to the first request": [],
-            "processor seconds of the command": [],
+            "seconds to begin": [],
+            "processor seconds": [],
             "whole": [],
         }
         for number in range(runs + 1):  # the first one also waits for the sites to be ready
@@ -82,9 +82,9 @@ def starts(federation: Path, dataset: str, port: int, runs: int) -> dict[str, An
             lines = [json.loads(line) for line in next(federation.glob("sites/*/fedgist/audit.jsonl")).open()]
             first = [line["time"] for line in lines if line["kind"] == "Start" and line["direction"] == "in"][-1]
             after = os.times()
-            figures["seconds to the first request"].append(datetime.fromisoformat(first).timestamp() - begun)
+            figures["seconds to begin"].append(datetime.fromisoformat(first).timestamp() - begun)
             used = after.children_user + after.children_system - spent.children_user - spent.children_system
-            figures["processor seconds of the command"].append(used)
+            figures["processor seconds"].append(used)
             figures["whole"].append(time.time() - begun)
         staying.terminate()
     return {name: round(statistics.median(values[1:]), 2) for name, values in figures.items()} | {"runs": runs}
