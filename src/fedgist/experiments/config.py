@@ -112,7 +112,7 @@ class RunConfig:
     secure: str | None = _network(
         None,
         "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
-        role=Role.NONE,
+        role=Role.LATER,
         flag="HOW",
     )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
