@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgist.experiments import reproduction
+from fedgist.experiments import presets, reproduction
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"<!-- results: (?P<presets>[^>]+) -->")
@@ -22,10 +22,15 @@ PAGES = ("codream", "feddm", "fedgen", "repshare", "tofu")
 
 
 @cache
+def all_presets() -> dict[str, presets.Preset]:
+    return presets.available()
+
+
+@cache
 def values(preset: str) -> tuple[float, ...]:
     """All that a table may say of a preset."""
     found: list[float] = []
-    chosen = reproduction.find(preset)
+    chosen = all_presets()[preset]
     results = reproduction.load(chosen, [ROOT / "docs" / "results"])
     for cell in chosen.cells:
         found += [x for x in (cell.paper, cell.spread) if x is not None]
