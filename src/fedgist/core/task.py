@@ -144,3 +144,5 @@ class Task:
     models: Mapping[str, Model]
     model: str
     proxy: Tensor | None = None
+    private: bool = False
+    """Whether what clients send is differentially private: then one record may move a sum by no more than declared."""

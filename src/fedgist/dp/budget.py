@@ -110,7 +110,7 @@ class Book:
                     f"{limit.delta:g} are used, and this release would make it {cost:.4g}"
                 )
             if file is not None:
-                line = {"key": key, **release.row(), **about, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
+                line = {**about, "key": key, **release.row(), "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -73,7 +73,9 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     shares = [train.take(part) for part in parts]
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
-    task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
+    task = Task(
+        train.shape, train.classes, train.low, train.high, named, config.model, proxy, config.epsilon is not None
+    )
     made = _inputs(config, task, clients, (test.x, test.y), parts)
     return replace(made, mean=train.mean, std=train.deviation, names=train.names)
 
@@ -121,7 +123,7 @@ def from_memory(
     channels = test[0].movedim(1, 0).flatten(1)  # the range of pixels is public, so it comes from the test set
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
-    task = Task(shape, classes, low, high, named, config.model)
+    task = Task(shape, classes, low, high, named, config.model, private=config.epsilon is not None)
     return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None)
 
 
@@ -130,7 +132,7 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
-    task = Task(train.shape, train.classes, train.low, train.high, {}, config.model, proxy)
+    task = Task(train.shape, train.classes, train.low, train.high, {}, config.model, proxy, config.epsilon is not None)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
     form = {"mean": train.mean, "std": train.deviation, "names": train.names}
     known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", **form)  # type: ignore[arg-type]

@@ -19,9 +19,10 @@ from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
+from fedgist.engines.layer import Plain
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, model_card, provenance, results, trained
+from fedgist.experiments import artifacts, model_card, privacy, provenance, results, trained
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
@@ -72,6 +73,7 @@ def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Exec
         offline=config.offline,
         delay=config.delay,
         topology=None if topology is None else topologies.build(topology, ids, Rng(config.seed)),
+        layer=privacy.simulated(method, config, {id: data.n for id, data in inputs.sites.items()}, Plain(), executor),
     )
 
 
@@ -218,7 +220,7 @@ class _Run:
             missing |= self.engine.missing
         row |= {"missing": missing} if missing else {}
         totals = self.engine.ledger.totals()
-        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
+        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down, **privacy.told(self.engine.layer)}
         self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
@@ -241,6 +243,7 @@ class _Run:
         where, what = provenance.environment(self.config.device), provenance.about(self.method)
         saved = folder.open(configs.dump(self.config), held, inputs.parts, where, what)
         self.rows = folder.rows()
+        privacy.keep_books(self.engine.layer, folder)
         return saved
 
     def _ledger(self, saved: Any) -> Ledger:
@@ -259,7 +262,8 @@ class _Run:
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(self.config, provenance.about(self.method), made, result)
+                promised = privacy.sentence(self.engine.layer)
+                card = model_card.text(self.config, provenance.about(self.method), made, result, promised)
                 write_text(folder.card, card)
             about = {
                 "dataset": self.config.dataset,
@@ -268,6 +272,7 @@ class _Run:
                 **dataclasses.asdict(self.engine.ledger.totals()),
                 "state_sha256": self.engine.digest(),
                 "citation": self.method.citation,
+                "privacy": privacy.promised(self.engine.layer),
             }
             results.save(result, folder, about)
         return result

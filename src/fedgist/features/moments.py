@@ -24,13 +24,16 @@ class Moments:
     model: LinearModel
     classes: int
     mirrored: bool = False
+    exact: bool = False
+    """Sums in float64 of rows that are finite and of norm 1 at most: no record moves them by more than it may."""
 
     def first(self, plan: Batches, pool: Pool, w: Params) -> tuple[Tensor, Tensor]:
         """Σ φ(x) and Σ y."""
         like = pool["x"]
         features, labels = self._zeros(like, self.model.features.size), self._zeros(like, self.classes)
         for x, y, weight in self._batches(plan, pool):
-            features = features + weight @ self.model.features(w, x)
+            rows = self._row(self.model.features(w, x))
+            features = features + weight.to(rows.dtype) @ rows
             labels = labels + weight @ y
         return features, labels
 
@@ -39,10 +42,10 @@ class Moments:
         size = self.model.features.size
         products, targets = self._zeros(pool["x"], size, size), self._zeros(pool["x"], size, self.classes)
         for x, y, weight in self._batches(plan, pool):
-            z = self.model.centred(w, mean, x)
+            z = self._row(self.model.centred(w, mean, x))
             weighted = (z * weight[:, None]).T
             products = products + weighted @ z
-            targets = targets + weighted @ (y - 1 / self.classes)
+            targets = targets + weighted @ (y.to(z.dtype) - 1 / self.classes)
         return triangle(products), targets
 
     def hits(self, plan: Batches, pool: Pool, w: Params, mean: Tensor, weights: Tensor, intercept: Tensor) -> Tensor:
@@ -53,6 +56,12 @@ class Moments:
             right = (scores.argmax(2) == pool["y"][index]).to(mask.dtype)
             correct = correct + torch.cat([right @ mask, mask.sum()[None]])
         return correct.long()
+
+    def _row(self, rows: Tensor) -> Tensor:
+        if not self.exact:
+            return rows
+        rows = rows.double().nan_to_num(0.0, 0.0, 0.0)
+        return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min(1)
 
     def _batches(self, plan: Batches, pool: Pool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Images, one-hot labels and weights."""

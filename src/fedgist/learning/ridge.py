@@ -38,6 +38,8 @@ class Ridge:
     vectors: Tensor
     rotated: Tensor
     """UᵀV."""
+    noise: float = 0.0
+    """How far below 0 the least eigenvalue of S was, which has none there: what noise did to it."""
 
     @staticmethod
     def of(products: Tensor, targets: Tensor) -> "Ridge":
@@ -48,7 +50,7 @@ class Ridge:
                 "and take wire=float32 where it is float16, which ends at 65,504"
             )
         values, vectors = torch.linalg.eigh(products.double())
-        return Ridge(values.clamp_min(0), vectors, vectors.T @ targets.double())
+        return Ridge(values.clamp_min(0), vectors, vectors.T @ targets.double(), max(0.0, -values[0].item()))
 
     @property
     def scale(self) -> float:
@@ -67,7 +69,7 @@ class Ridge:
         """W(λ)."""
         return self.vectors @ (self.rotated / (self.eigenvalues + ridge)[:, None])
 
-    def leaving_out(self, ridge: float, samples: int, spread: float) -> float:
+    def leaving_out(self, ridge: float, samples: float, spread: float) -> float:
         """Generalised cross-validation (Golub, Heath and Wahba 1979): the squared error of samples that are left out.
 
         n · RSS / (n − f)² with f = 1 + Σ e / (e + λ) degrees of freedom and, as V = Σ zyᵀ and S = Σ zzᵀ,
@@ -78,6 +80,6 @@ class Ridge:
         freedom = samples - 1 - (e / (e + ridge)).sum().item()
         return samples * max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
 
-    def best(self, samples: int, spread: float, among: Sequence[float]) -> float:
+    def best(self, samples: float, spread: float, among: Sequence[float]) -> float:
         """The λ whose error on samples that are left out would be least."""
         return min(among, key=lambda ridge: self.leaving_out(ridge, samples, spread))

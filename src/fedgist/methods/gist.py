@@ -1,7 +1,7 @@
 """Gist: the exact ridge classifier of everybody's data on a fixed feature map, from one exchange of sums. Our own.
 
     public   feature map φ (a name and a seed) with ‖φ‖ ≤ 1, clip C
-    ask 1    client: (n, Σ φ(x), Σ y)                                      sum → mean μ, prior ȳ
+    ask 1    client: (Σ φ(x), Σ y)                                         sum → n, mean μ, prior ȳ
     ask 2    client: z = clip_C(φ(x) − μ) / C;  (Σ z zᵀ, Σ z (y − 1/c)ᵀ)    sum → S, V
     server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
 
@@ -11,6 +11,7 @@ nor sizes, nor how many clients there are. No client trains. Once all clients ha
 Relatives: Fed3R (Fanì et al. 2024) and AFL (He et al. 2024) do this on the features of a pretrained net.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
 FROM_SUMS = [2.0 ** (k / 2) for k in range(-40, 21)]
 CANDIDATES = [4.0**k for k in range(-6, 4)]
 """Ridges to choose from, as multiples of the mean eigenvalue of S: many, or few where each W travels."""
+NOISE = 0.1  # the least ridge, as a multiple of how far noise moved the eigenvalues of S
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,17 @@ class Config:
     clip: float = fg.option(2.0, "Bound C on the norm of centred features; from 2 on nothing is shortened.", above=0)
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
-    wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
+    wire: str = fg.option(
+        "float32", "How S and V travel; the sums of ask 1 never in float16, and all in float64 if private.", WIRES
+    )
+    spend: tuple[float, float, float, float] = fg.option(
+        (0.03, 0.01, 0.56, 0.4), "In a private run: the shares of its budget that Σφ, Σy, S and V get.", above=0
+    )
 
 
 @fg.message
 class Describe:
-    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map."""
+    """Give Σ φ(x) and Σ y; the seed is that of the feature map."""
 
     seed: int
 
@@ -61,7 +68,6 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    samples: int = fg.wire(fg.int64, additive=True, low=0)
     features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
     labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
 
@@ -114,7 +120,8 @@ class Gist(fg.Method[Config]):
         super().__init__(config, task)
         parts = tuple(self.feature_map(name) for name in config.features.split("+"))
         self.linear = LinearModel(parts[0] if len(parts) == 1 else Beside(parts), config.clip)
-        self.moments = Moments(self.linear, task.classes, config.mirrored)
+        self.moments = Moments(self.linear, task.classes, config.mirrored, exact=task.private)
+        self.wire = fg.float64 if task.private else WIRES[config.wire]
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else positive(config.ridge)
         if not self.validated:
@@ -134,6 +141,18 @@ class Gist(fg.Method[Config]):
         sizes = {"features": size, "triangle": size * (size + 1) // 2, "candidates": count, "counts": count + 1}
         return {**super().bounds(model), **sizes}
 
+    @property
+    def releases(self) -> dict[type, fg.Sums]:
+        """A record adds φ and y of norm 1, then zzᵀ of norm 1 and z(y − 1/c)ᵀ of norm √(1 − 1/c), or less."""
+        if self.validated:
+            raise fg.FedgistError("hits on held-out samples get no noise: set ridge to sums in a private run")
+        features, labels, products, targets = self.config.spend
+        centred = math.sqrt(1 - 1 / self.task.classes)
+        return {
+            First: fg.Sums({"features": fg.Sum(1.0, features), "labels": fg.Sum(1.0, labels)}),
+            Second: fg.Sums({"products": fg.Sum(1.0, products), "targets": fg.Sum(centred, targets)}),
+        }
+
     # The server
 
     def server_init(self, rng: fg.Rng) -> fg.State:
@@ -146,8 +165,9 @@ class Gist(fg.Method[Config]):
             return state
         seed: int = state["seed"]
         described = await fed.ask(fed.ids, Describe(seed), First)
-        first, n = described.sum, max(1, described.sum.samples)
-        mean, prior = first.features / n, first.labels / n
+        counts = described.sum.labels.clamp_min(0)  # noise may have made them negative
+        n = max(1.0, counts.sum().item())
+        mean, prior = described.sum.features / n, counts / n
         centre = Centre(seed, self.on_wire(mean))
         multiplied = await fed.ask(described.ids, centre, Second)
         second = multiplied.sum
@@ -168,8 +188,8 @@ class Gist(fg.Method[Config]):
         }
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
-        """What to choose λ from: never below what rounding on the wire may have done to S."""
-        least = classifier.rounding(WIRES[self.config.wire])
+        """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
+        least = max(classifier.rounding(self.wire), NOISE * classifier.noise)
         return [max(least, classifier.scale * factor) for factor in factors]
 
     async def most_hits(self, classifier: Ridge, centre: Centre, prior: Tensor, fed: fg.Federation) -> float:
@@ -189,14 +209,13 @@ class Gist(fg.Method[Config]):
     @fg.handler
     async def describe(self, me: fg.Site, msg: Describe) -> First:
         features, labels = await fg.compute(self.moments.first, self.plan(me), me.data.pool, self.public(msg.seed))
-        return First(int(labels.sum().round()), self.on_wire(features), self.on_wire(labels))
+        return First(self.on_wire(features), self.on_wire(labels))
 
     @fg.handler
     async def multiply(self, me: fg.Site, msg: Centre) -> Second:
         work = self.plan(me), me.data.pool, self.public(msg.seed), msg.mean
         products, targets = await fg.compute(self.moments.second, *work)
-        wire = WIRES[self.config.wire]
-        return Second(products.to(wire), targets.to(wire))
+        return Second(products.to(self.wire), targets.to(self.wire))
 
     @fg.handler
     async def judge(self, me: fg.Site, msg: Judge) -> Hits:
@@ -218,7 +237,7 @@ class Gist(fg.Method[Config]):
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""
-        return total.to(fg.float64 if self.config.wire == "float64" else fg.float32)
+        return total.to(fg.float64 if self.wire == fg.float64 else fg.float32)
 
 
 def positive(text: str) -> float:
