@@ -38,8 +38,8 @@ def setting(**options: object) -> tuple[Gist, ClientData]:
 def sums(method: Gist, data: ClientData) -> dict[type, dict[str, Tensor]]:
     """What a client would send, without noise; the second around a mean that is not its own."""
     plan = data.epochs(Rng(0), 1, 64)
-    public = {name: tensor.float() for name, tensor in drawn(method.linear.features, 7).items()}
-    mean = torch.full((method.linear.features.size,), 0.3)
+    public = {name: tensor.float() for name, tensor in drawn(method.features, 7).items()}
+    mean = torch.full((method.features.size,), 0.3)
     first = method.moments.first(plan, data.pool, public)
     second = method.moments.second(plan, data.pool, public, mean)
     return {

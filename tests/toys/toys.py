@@ -31,7 +31,7 @@ Nets = str | Model | Sequence[str]
 
 def clients(
     *sizes: int,
-    shape: tuple[int, int, int] = SHAPE,
+    shape: tuple[int, ...] = SHAPE,
     classes: int = CLASSES,
     test: int = 0,
     seed: int = 3,
@@ -53,9 +53,7 @@ def by_label(counts: Mapping[str, Sequence[int]]) -> dict[str, ClientData]:
     return {id: ClientData(rng(id).uniform(len(y), *SHAPE), y, len(counts[id])) for id, y in labels.items()}
 
 
-def task_of(
-    nets: Nets, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, proxy: Tensor | None = None
-) -> Task:
+def task_of(nets: Nets, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES, proxy: Tensor | None = None) -> Task:
     """A task with a net, or with several by their texts such as `mlp:hidden=6`: the first is the server's.
 
     Methods that need images of nobody's get noise unless there is a `proxy`.
@@ -68,7 +66,7 @@ def task_of(
         else:
             named[net.name] = net
     images = Rng(1).normal(20, *shape) if proxy is None else proxy
-    return Task(shape, classes, (0.0,), (1.0,), named, next(iter(named)), images)
+    return Task(shape, classes, (0.0,) * shape[0], (1.0,) * shape[0], named, next(iter(named)), images)
 
 
 def federation(

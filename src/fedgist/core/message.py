@@ -17,12 +17,13 @@ Params = dict[str, Tensor]
 """Named tensors; which names and shapes is agreed beforehand by a template (see `Bounds`)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-Bounds = Mapping[str, "int | Shapes"]
-"""What the two ends agree on: the largest value of each named dimension, the shapes of each template of `Params`."""
+Bounds = Mapping[str, "int | tuple[int, ...] | Shapes"]
+"""What the two ends agree on: the largest value of a named dimension, or the very sizes that a name stands for, as for
+inputs of any rank; the shapes of each template of `Params`."""
 
 
 class Exactly(int):
-    """A bound that is the size itself: what comes from elsewhere may not be smaller either."""
+    """A bound that is the size itself: nothing may be smaller either."""
 
 
 float64, float32, float16 = torch.float64, torch.float32, torch.float16

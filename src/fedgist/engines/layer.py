@@ -77,6 +77,10 @@ class Layer(ABC):
     title = ""
     """What a report calls it; empty where nothing is hidden."""
 
+    def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
+        """Which of these sites are asked."""
+        return ids
+
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         """The invitation that goes along with the requests to these sites."""
         return {}

@@ -164,8 +164,9 @@ class LocalEngine(Engine):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
         packed: dict[tuple[int, str], tuple[Any, Leaves]] = {}
         deliveries = []
-        invitation = self.layer.invite(self.here, ask.reply, sorted(ask.to))
-        for name in sorted(ask.to):
+        asked = self.layer.choose(self.here, sorted(ask.to))
+        invitation = self.layer.invite(self.here, ask.reply, asked)
+        for name in asked:
             if self._unreachable(ask.node, name):
                 continue
             msg, model = ask.to[name], self.info[name]["model"]
@@ -209,7 +210,7 @@ class LocalEngine(Engine):
             else:
                 self.count(id, ask.node, "up", self.layer.form.travels(ask.reply), wrapped[id])
         if self.layer.mend(ask.reply, unfit.values()):
-            invitation = self.layer.invite(self.here, ask.reply, sorted(ask.to))
+            invitation = self.layer.invite(self.here, ask.reply, self.layer.choose(self.here, sorted(ask.to)))
             for delivery in answered:
                 self.count_invitation(ask.node, delivery.site.id, invitation)
             return self._wrapped(ask, [replace(delivery, invitation=invitation) for delivery in answered])

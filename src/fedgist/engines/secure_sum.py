@@ -5,6 +5,8 @@ of a ring, and what the scheme encloses. Codec, ledger and transcript treat it a
 """
 
 import functools
+import logging
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,10 +18,26 @@ from torch import Tensor
 
 from fedgist.core.codec import Leaves
 from fedgist.core.federation import TooFewAnswers
-from fedgist.core.message import Params, Wire, int16, int32, int64, message, schema_of, tag_of, uint8, wire
+from fedgist.core.message import (
+    Params,
+    Wire,
+    WireError,
+    int16,
+    int32,
+    int64,
+    message,
+    schema_of,
+    tag_of,
+    uint8,
+    wire,
+)
 from fedgist.core.tree import Tree
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
+from fedgist.secure.graph import CannotOpen, Group, Sent, peers
 from fedgist.secure.ring import FIRST_RANGE, WIDEST_RANGE, Grid, OutOfRange, Ring, Vector
+from fedgist.secure.shamir import Bytes
+
+log = logging.getLogger("fedgist")
 
 RING_DTYPES = {16: int16, 32: int32, 64: int64}
 MOST_FIELDS = 100
@@ -28,37 +46,52 @@ MOST_FIELDS = 100
 Noise = Callable[[Exchange, str, int, Ring], NDArray[np.int64]]
 """So many whole numbers of steps to add to a field (by its name on the wire) before it is hidden."""
 
-Bytes = NDArray[np.uint8]
-Enclosed = dict[str, Bytes]
-"""What a scheme sends beside the vectors, by the names of the fields of its messages."""
+PHASES = ("round", "evaluation")
 
 
 @message
 class Invitation:
-    """Who is asked with you, in the order of all sites' names; the range ±2^R of each field; a nonce."""
+    """Who is asked with you, in the order of all sites' names; the range ±2^R of each field; a nonce; and, of the sum
+    before (phase, round, exchange), who has signed that it was opened for the set that they were told of."""
 
     cohort: Tensor = wire(uint8, shape=("sites",), paper=False, low=0, high=1)
     ranges: Tensor = wire(uint8, shape=("fields",), paper=False, low=FIRST_RANGE, high=WIDEST_RANGE)
     nonce: Tensor = wire(uint8, shape=(16,), paper=False)
+    before: Tensor = wire(int64, shape=(3,), paper=False, low=0)
+    signatures: Tensor = wire(uint8, shape=("signers", 64), paper=False)
 
 
-@dataclass(frozen=True)
-class Group:
-    """One exchange as all who were invited to it see it."""
+@message
+class Unmask:
+    """Whose vectors arrived, and what the neighbours among them have sealed for you: help to open their sum."""
 
-    exchange: Exchange
-    cohort: tuple[str, ...]
-    nonce: bytes
+    alive: Tensor = wire(uint8, shape=("sites",), paper=False, low=0, high=1)
+    sealed: Tensor = wire(uint8, shape=("others", "bundle"), paper=False)
+
+
+@message
+class Unmasked:
+    """The keys that are left over in the sum, own ones and shares of others'; and a signature of whose sum it is."""
+
+    keys: Tensor = wire(uint8, shape=("rows", 32), paper=False)
+    signature: Tensor = wire(uint8, shape=(64,), paper=False)
 
 
 class Hiding(Protocol):
     """A scheme's half at a site."""
 
-    def hide(self, group: Group, vectors: Mapping[str, Vector]) -> tuple[dict[str, Vector], Enclosed]:
-        """The vectors as they travel, and what goes with them."""
+    def mask(self, group: Group, vectors: Mapping[str, Vector]) -> tuple[dict[str, Vector], Bytes, Bytes]:
+        """The vectors as they travel, shares of what hides them, and commitments to it."""
 
-    def answer(self, group: Group, asked: Enclosed) -> Enclosed:
-        """The answer to the scheme's own message."""
+    def open(self, version: str, alive: Sequence[str], sealed: Bytes) -> tuple[Bytes, bytes]:
+        """Keys that open the sum, and a signature of the set that it is of."""
+
+    def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
+        """Look at who has signed the set of an earlier sum."""
+
+
+Ask = Callable[[Mapping[str, Bytes]], dict[str, tuple[Bytes, bytes]]]
+"""Gives each site what was sealed for it, and brings back keys and signatures."""
 
 
 class Scheme(Protocol):
@@ -66,30 +99,17 @@ class Scheme(Protocol):
 
     @property
     def title(self) -> str:
-        """What a report calls it."""
+        """What hides them, in a report's words."""
+
+    @property
+    def roster(self) -> bytes:
+        """The digest of who takes part, by which keys."""
 
     def party(self, id: str) -> Hiding:
         """The other half, where the site is in this process."""
 
-
-class _Open:
-    """Nothing is hidden."""
-
-    def hide(self, group: Group, vectors: Mapping[str, Vector]) -> tuple[dict[str, Vector], Enclosed]:
-        return dict(vectors), {}
-
-    def answer(self, group: Group, asked: Enclosed) -> Enclosed:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """The sum over the ring, the same bits as with masks, by a server that could see every addend."""
-
-    title: str = "simulated: summed in the ring, hidden by nothing"
-
-    def party(self, id: str) -> Hiding:
-        return _Open()
+    def open(self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ask: Ask) -> dict[str, str]:
+        """Take off what hides the sum of the vectors, in place; returns who gave what cannot be, or `CannotOpen`."""
 
 
 @functools.cache
@@ -104,14 +124,20 @@ def masked(reply: type) -> type:
             dtypes = tuple(RING_DTYPES.values())
             declared = replace(declared, dtypes=dtypes, low=None, high=None, below=None, per=None)
         schema[name] = kind, declared
+    schema |= {
+        "shares": (Tensor, Wire((uint8,), ("others", "bundle"), paper=False)),
+        "commitments": (Tensor, Wire((uint8,), ("peers", 32), paper=False)),
+    }
     made = type(f"Masked{reply.__name__}", (), {"__doc__": f"{reply.__name__}, its sums hidden."})
     made.__schema__, made.__tag__ = schema, f"masked.{reply.__name__}"  # type: ignore[attr-defined]
     return made
 
 
-def form(ids: Collection[str]) -> Form:
-    """What travels between these sites and their server."""
-    return Form(masked, Invitation, {}, {"sites": len(ids), "fields": MOST_FIELDS})
+def form(sites: int) -> Form:
+    """What travels between so many sites and their server."""
+    near = peers(sites)
+    sizes = {"sites": sites, "signers": sites, "fields": MOST_FIELDS, "peers": near, "others": near}
+    return Form(masked, Invitation, {Unmask: Unmasked}, {**sizes, "bundle": 32 * near + 16, "rows": near * near})
 
 
 @dataclass(frozen=True)
@@ -146,42 +172,49 @@ class Numbers:
         return self.ring(name, short and uint8 in dtypes, dtypes == (int64,))
 
 
-def vector_of(leaf: Tensor) -> Vector:
-    """The ring elements in a leaf of a masked message."""
-    found = leaf.reshape(-1).numpy()
-    return found.view(np.dtype(f"u{found.dtype.itemsize}"))
-
-
 class SecureSite(SiteLayer):
     """A site's half: numbers into the ring, noise, and whatever the scheme does to hide them."""
 
-    def __init__(self, ids: Collection[str], grid: Grid, hiding: Hiding, noise: Noise | None = None):
-        self.ids, self.grid, self.hiding, self.noise = tuple(sorted(ids)), grid, hiding, noise
-        self.form = form(self.ids)
+    def __init__(self, ids: Collection[str], roster: bytes, grid: Grid, hiding: Hiding, noise: Noise | None = None):
+        self.ids, self.roster, self.grid, self.hiding, self.noise = tuple(sorted(ids)), roster, grid, hiding, noise
+        self.form = form(len(self.ids))
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         if masked(reply) is reply:
             return leaves
-        group = group_of(self.ids, exchange, invitation)
-        numbers = Numbers(self.grid, reply, len(group.cohort), tuple(invitation["ranges"].tolist()))
+        self._believe(invitation)
+        cohort, nonce = _named(self.ids, invitation["cohort"]), invitation["nonce"].numpy().tobytes()
+        group = Group(exchange.run, exchange.version, self.roster, cohort, nonce)
+        numbers = Numbers(self.grid, reply, len(cohort), tuple(invitation["ranges"].tolist()))
+        hidden, shares, commitments = self.hiding.mask(group, self._vectors(exchange, numbers, leaves))
+        found = {name: _leaf(hidden[name], leaf) if name in hidden else leaf for name, leaf in leaves.items()}
+        return {**found, "shares": torch.from_numpy(shares), "commitments": torch.from_numpy(commitments)}
+
+    def _vectors(self, exchange: Exchange, numbers: Numbers, leaves: Leaves) -> dict[str, Vector]:
         vectors: dict[str, Vector] = {}
         for name, leaf in numbers.additive(leaves).items():
             ring = numbers.ring_of(name, leaf)
             try:
-                vectors[name] = ring.enter(f"{tag_of(reply)}.{name}", leaf.cpu().numpy().reshape(-1))
+                vectors[name] = ring.enter(f"{tag_of(numbers.reply)}.{name}", leaf.cpu().numpy().reshape(-1))
             except OutOfRange as error:
                 raise Unfit(str(error), name.split("/")[0], error.needed) from error
             if self.noise is not None:
                 drawn = self.noise(exchange, name, leaf.numel(), ring)
                 vectors[name] = vectors[name] + drawn.astype(vectors[name].dtype)
-        hidden, enclosed = self.hiding.hide(group, vectors)
-        return {name: self._leaf(hidden[name], leaf) if name in hidden else leaf for name, leaf in leaves.items()} | {
-            name: torch.from_numpy(part) for name, part in enclosed.items()
-        }
+        return vectors
 
-    @staticmethod
-    def _leaf(vector: Vector, like: Tensor) -> Tensor:
-        return torch.from_numpy(vector.view(np.dtype(f"i{vector.dtype.itemsize}"))).reshape(like.shape)
+    def _believe(self, invitation: Leaves) -> None:
+        signatures = {
+            id: row.numpy().tobytes() for id, row in zip(self.ids, invitation["signatures"], strict=False) if row.any()
+        }
+        if signatures:
+            phase, round, number = invitation["before"].tolist()
+            self.hiding.believe(Exchange("", PHASES[phase % len(PHASES)], round, number).version, signatures)
+
+    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
+        alive = _named(self.ids, leaves["alive"])
+        keys, signature = self.hiding.open(exchange.version, alive, leaves["sealed"].numpy())
+        return {"keys": torch.from_numpy(keys), "signature": torch.frombuffer(bytearray(signature), dtype=uint8)}
 
 
 @dataclass(eq=False)
@@ -192,24 +225,38 @@ class SecureSum(Layer):
     scheme: Scheme
     grid: Grid = field(default_factory=Grid)
     group: int = 3
-    """The fewest sites that a sum is over."""
+    """The fewest sites that a sum is over, and by which two sums of a round differ, if they do."""
     noise: Noise | None = None
-    ranges: dict[str, int] = field(default_factory=dict)
-    """R of the fields that need more than the first."""
 
     def __post_init__(self) -> None:
-        self.ids, self.form, self.title = tuple(sorted(self.ids)), form(self.ids), self.scheme.title
-        self._asked: dict[Exchange, Numbers] = {}
-        self._sites = {id: SecureSite(self.ids, self.grid, self.scheme.party(id), self.noise) for id in self.ids}
+        self.ids, self.form = tuple(sorted(self.ids)), form(len(self.ids))
+        self.title = f"sums of at least {self.group}, {self.scheme.title}"
+        self.ranges: dict[str, int] = {}
+        """R of the fields that need more than the first."""
+        self.signed: dict[str, Any] = {}
+        """Of the last sum: which it was, and who has signed for what set."""
+        self._asked: tuple[Group, Numbers] | None = None
+        self._steady: tuple[str, tuple[str, ...]] = ("", ())
+        self._sites: dict[str, SecureSite] = {}
+
+    def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
+        """Within a round only those who were in its sums so far: sets that differ by a few would tell of those few."""
+        kind, alive = self._steady
+        return [id for id in ids if id in alive] if kind == _round(exchange) else ids
 
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         numbers = Numbers(self.grid, reply, len(ids), ())
         ranges = tuple(self.ranges.get(f"{tag_of(reply)}.{name}", FIRST_RANGE) for name in numbers.fields)
-        self._asked = {exchange: replace(numbers, ranges=ranges)}
+        group = Group(exchange.run, exchange.version, self.scheme.roster, tuple(ids), secrets.token_bytes(16))
+        self._asked = group, replace(numbers, ranges=ranges)
+        signed = self.signed.get("signatures", {})
+        rows = [list(bytes.fromhex(signed.get(id, "00" * 64))) for id in self.ids] if signed else []
         return {
             "cohort": torch.tensor([id in ids for id in self.ids], dtype=uint8),
             "ranges": torch.tensor(ranges, dtype=uint8),
-            "nonce": torch.zeros(16, dtype=uint8),
+            "nonce": torch.frombuffer(bytearray(group.nonce), dtype=uint8),
+            "before": torch.tensor(self.signed.get("exchange", [0, 0, 0])),
+            "signatures": torch.tensor(rows, dtype=uint8).reshape(-1, 64),
         }
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
@@ -222,38 +269,81 @@ class SecureSum(Layer):
         return self.ranges != before
 
     def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
-        numbers = self._asked[exchange]
+        assert self._asked is not None
+        group, numbers = self._asked
         if not numbers.fields or not numbers.addends:
             return {}
-        if len(replies) < self.group:
-            raise TooFewAnswers(
-                f"round {exchange.round}: {len(replies)} of {numbers.addends} answered {reply.__name__}, and a secure "
-                f"sum is over at least {self.group}"
+        kind, before = self._steady
+        few = len(replies) < self.group
+        if few or (kind == _round(exchange) and 0 < len({*before} ^ {*replies}) < self.group):
+            why = (
+                f"a secure sum is over at least {self.group}"
+                if few
+                else f"the set of a round's sums changes by at least {self.group} sites, or not at all"
             )
+            counts = f"{len(replies)} of {numbers.addends} answered {reply.__name__}"
+            raise TooFewAnswers(f"round {exchange.round}: {counts}, and {why}")
         sums: dict[str, Vector] = {}
         for leaves in replies.values():
             for name, leaf in numbers.additive(leaves).items():
-                sums[name] = sums[name] + vector_of(leaf) if name in sums else vector_of(leaf)
-        first = next(iter(replies.values()), {})
+                sums[name] = np.add(sums[name], _vector(leaf)) if name in sums else _vector(leaf).copy()
+        sent = {id: Sent(leaves["shares"].numpy(), leaves["commitments"].numpy()) for id, leaves in replies.items()}
+
+        def ask(sealed: Mapping[str, Bytes]) -> dict[str, tuple[Bytes, bytes]]:
+            alive = torch.tensor([id in sent for id in self.ids], dtype=uint8)
+            asked = {id: {"alive": alive, "sealed": torch.from_numpy(rows)} for id, rows in sealed.items()}
+            found = trip(asked, Unmask, Unmasked)
+            signed = {id: answer["signature"].numpy().tobytes() for id, answer in found.items()}
+            self.signed = {
+                "exchange": [PHASES.index(exchange.phase), exchange.round, exchange.number],
+                "signatures": {id: signature.hex() for id, signature in signed.items()},
+            }
+            return {id: (answer["keys"].numpy(), signed[id]) for id, answer in found.items()}
+
+        try:
+            wrong = self.scheme.open(group, sent, sums, ask)
+        except CannotOpen as error:
+            raise TooFewAnswers(f"round {exchange.round}: {reply.__name__} cannot be summed: {error}") from error
+        for id, what in wrong.items():
+            log.warning(f"{exchange.phase} {exchange.round}: site {id} {what}; the sum is right without it")
+        self._steady = (_round(exchange), tuple(replies))
+        first = next(iter(replies.values()))
         return {
-            name: torch.from_numpy(np.ascontiguousarray(numbers.ring_for(name, first[name]).leave(vector))).reshape(
-                first[name].shape
-            )
+            name: torch.from_numpy(np.ascontiguousarray(ring.leave(vector))).reshape(first[name].shape)
             for name, vector in sums.items()
+            for ring in [numbers.ring_for(name, first[name])]
         }
 
     def site(self, id: str) -> SiteLayer:
+        if id not in self._sites:
+            party = self.scheme.party(id)
+            self._sites[id] = SecureSite(self.ids, self.scheme.roster, self.grid, party, self.noise)
         return self._sites[id]
 
     def snapshot(self) -> Tree:
-        return dict(self.ranges)
+        return {"ranges": dict(self.ranges), "signed": dict(self.signed)}
 
     def restore(self, snapshot: Tree) -> None:
-        self.ranges = dict(snapshot)
+        self.ranges, self.signed = dict(snapshot["ranges"]), dict(snapshot["signed"])
 
 
-def group_of(ids: Sequence[str], exchange: Exchange, invitation: Leaves) -> Group:
-    """What an invitation says."""
-    present = invitation["cohort"].tolist()
-    cohort = tuple(id for id, there in zip(ids, present, strict=True) if there)
-    return Group(exchange, cohort, invitation["nonce"].numpy().tobytes())
+def _round(exchange: Exchange) -> str:
+    return f"{exchange.phase} {exchange.round}"
+
+
+def _named(ids: Sequence[str], present: Tensor) -> tuple[str, ...]:
+    """The sites that a message marks."""
+    if len(present) != len(ids):
+        raise WireError(f"it speaks of {len(present)} sites, and the roster has {len(ids)}")
+    return tuple(id for id, there in zip(ids, present.tolist(), strict=True) if there)
+
+
+def _vector(leaf: Tensor) -> Vector:
+    """The ring elements in a leaf of a masked message."""
+    found = leaf.reshape(-1).numpy()
+    return found.view(np.dtype(f"u{found.dtype.itemsize}"))
+
+
+def _leaf(vector: Vector, like: Tensor) -> Tensor:
+    """Ring elements as they travel."""
+    return torch.from_numpy(vector.view(np.dtype(f"i{vector.dtype.itemsize}"))).reshape(like.shape)

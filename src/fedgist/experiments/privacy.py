@@ -29,6 +29,8 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError("normalise=train tells the mean of all training data: take another in a private run")
     if config.topology is not None or config.delay:
         raise FedgistError("a private run has a server and no late replies: leave out topology and delay")
+    if config.finish is not None:
+        raise FedgistError("a finish gets no noise: leave it out of a private run, or make one of gist alone")
     if config.dp_noise == "local":
         return Promise(config.epsilon, config.delta, "local", simulated=simulated)
     if config.colluders >= config.clients:

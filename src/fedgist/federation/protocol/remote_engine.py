@@ -180,7 +180,7 @@ class RemoteEngine(Engine):
             self._start()
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
         requests, headers = {}, {}
-        asked = sorted(set(ask.to) - self.gone.keys())
+        asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
         invited = self.layer.invite(self.here, ask.reply, asked)
         invitation = self._invitation(invited)
         for name in asked:
@@ -364,6 +364,8 @@ def describe(task: Task) -> dict[str, Any]:
         "classes": task.classes,
         "low": list(task.low),
         "high": list(task.high),
+        "mean": list(task.mean),
+        "std": list(task.std),
         "models": list(task.models),
         "model": task.model,
         "proxy": task.proxy is not None,
