@@ -55,9 +55,7 @@ class Config:
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
-    spend: tuple[float, ...] = fg.option(
-        (0.03, 0.01, 0.56, 0.4), "Privacy: shares of the budget, Σφ, Σy, S, V.", above=0
-    )
+    spend: tuple[float, ...] = fg.option((0.03, 0.01, 0.56, 0.4), "Privacy budget: shares of Σφ, Σy, S, V.", above=0)
 
 
 @fg.message
