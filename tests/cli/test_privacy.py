@@ -72,7 +72,7 @@ def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
         (["fedgen"], "fedgen has no differentially private form"),
         (["gist", "--set", "normalise=train"], "normalise=train tells the mean of all training data"),
         (["gist", "--set", "ridge=validation"], "set ridge to sums in a private run"),
-        (["gist", "--set", "dp_noise=sum", "--set", "colluders=10"], "colluders must be fewer than the 10 clients"),
+        (["gist", "--set", "dp_noise=sum", "--set", "colluders=10"], "colluders must be fewer than the 10"),
         (["gist", "--set", "spend=0.5,0.1,0.1,0.1"], "must add up to 1, not to 0.8"),
     ],
 )

@@ -15,7 +15,7 @@ from fedgist.core.message import schema_of, tag_of
 from fedgist.core.tree import Tree
 from fedgist.dp import gaussian
 from fedgist.dp.accountant import together
-from fedgist.dp.budget import UNIT, Book, Limit, Outbox, Spent
+from fedgist.dp.budget import SPENT, UNIT, Book, Limit, Outbox, Spent
 from fedgist.dp.discrete_gaussian import Bits
 from fedgist.dp.releases import Mechanism, Sums
 from fedgist.engines.engine import SiteFailure
@@ -159,6 +159,9 @@ class Private(Layer):
                 f"record only in a sum over {self.promise.threshold}"
             )
         return self.inner.total(exchange, noised(reply), replies, trip)
+
+    def over(self, why: str) -> bool:
+        return SPENT in why or self.inner.over(why)
 
     def describe(self) -> Mapping[str, Any]:
         return {**self.inner.describe(), "privacy": {**vars(self.promise), "simulated": False}}

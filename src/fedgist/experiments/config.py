@@ -110,6 +110,12 @@ class RunConfig:
     topology: str | None = _network(
         None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
     )
+    secure: str | None = _network(
+        None,
+        "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
+        role=Role.NONE,
+        flag="HOW",
+    )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
     artifacts_every: int | None = _kept(
         None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0

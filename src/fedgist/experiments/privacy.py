@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
@@ -12,11 +13,12 @@ from fedgist.dp import budget, randomness
 from fedgist.dp.budget import Book, Limit
 from fedgist.dp.discrete_gaussian import Bits
 from fedgist.dp.releases import declared
-from fedgist.engines.layer import Exchange, Layer
+from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
-from fedgist.engines.scheduler import Executor
+from fedgist.experiments import security
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.inputs import Inputs
 
 log = logging.getLogger("fedgist")
 
@@ -33,32 +35,54 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError("a finish gets no noise: leave it out of a private run, or make one of gist alone")
     if config.dp_noise == "local":
         return Promise(config.epsilon, config.delta, "local", simulated=simulated)
-    if config.colluders >= config.clients:
-        raise FedgistError(f"colluders must be fewer than the {config.clients} clients that there are")
-    return Promise(config.epsilon, config.delta, "sum", config.clients, config.colluders, simulated)
+    if not simulated and not config.secure:
+        raise FedgistError(
+            "dp_noise=sum protects sums alone: add --secure masks, which lets the server see nothing else"
+        )
+    threshold = fewest(config)
+    if config.colluders >= threshold:
+        raise FedgistError(f"colluders must be fewer than the {threshold} clients that a sum is over at least")
+    return Promise(config.epsilon, config.delta, "sum", threshold, config.colluders, simulated)
 
 
-def simulated(method: Method, config: RunConfig, records: Mapping[str, int], inner: Layer, executor: Executor) -> Layer:
+def fewest(config: RunConfig) -> int:
+    """The fewest clients whose sum is opened: all of them, or as many as a secure sum needs."""
+    if not config.secure:
+        return config.clients
+    return max(security.read(config.secure).group, 2 * config.clients // 3 + 1)
+
+
+def excess(made: Promise, clients: int) -> float:
+    """The noise in a sum over all clients, as a multiple of what one party whom all trust would add."""
+    return math.sqrt(clients / made.mechanism.addends)
+
+
+def simulated(
+    method: Method, inputs: Inputs, config: RunConfig, inner: Layer | None, device: torch.device
+) -> Layer | None:
     """The layer of a run in one process: noise from the run's seed, one book for each client's data."""
     made = promise(config, simulated=True)
     if made is None:
         return inner
-    releases = declared(method, config.method)
-    if warning := budget.risky(config.delta, max(records.values())):
+    inner, releases = inner or Plain(), declared(method, config.method)
+    if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
         log.warning(warning)
-    if made.noise == "sum":
-        share = math.sqrt(len(records) / made.mechanism.addends)
-        log.info(f"the noise of the sum is {share:.3g} times that of one party whom all trust")
     limit = Limit(made.epsilon, made.delta)
 
     def site(id: str) -> PrivateSite:
         def draw(exchange: Exchange, tag: str) -> Bits:
             named = Rng(config.seed, "differential privacy", id, exchange.version, tag)
-            return randomness.simulated(named, executor.place.device)
+            return randomness.simulated(named, device)
 
         return PrivateSite(inner.site(id), made, releases, Book(), limit, draw)
 
-    return Private(inner, made, releases, {id: site(id) for id in records})
+    return Private(inner, made, releases, {id: site(id) for id in inputs.sites})
+
+
+def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | None:
+    """The server's half of the layer of a run across sites, which have books and noise of their own."""
+    made = promise(config, simulated=False)
+    return inner if made is None else Private(inner or Plain(), made, declared(method, config.method), {})
 
 
 def keep_books(layer: Layer, folder: RunFolder) -> None:
@@ -77,8 +101,11 @@ def promised(layer: Layer) -> dict[str, Any] | None:
     """What the result says: ε with all that belongs to it; None where there is none."""
     if not isinstance(layer, Private):
         return None
-    made, about = layer.promise, {"unit": budget.UNIT, "against": layer.promise.against}
-    return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about, "simulated": made.simulated}
+    made = layer.promise
+    about = {"unit": budget.UNIT, "against": made.against, "simulated": made.simulated}
+    if made.noise == "sum" and layer.sites:
+        about["noise over that of one trusted party"] = excess(made, len(layer.sites))
+    return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
 
 
 def sentence(layer: Layer) -> str | None:
