@@ -66,6 +66,32 @@ def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
     assert [row["epsilon"] for row in spent] == pytest.approx([8, 8, 8]) and len(spent) == 3
 
 
+def test_noise_in_a_secure_sum(tmp_path: Path) -> None:
+    """Three clients, of which a secure sum is opened to all three: noise as of one trusted party; four need three."""
+    words = [
+        "run",
+        "gist",
+        "--dataset",
+        "digits",
+        "--rounds",
+        "1",
+        "--epsilon",
+        "8",
+        "--device",
+        "cpu",
+        "--secure",
+        "masks",
+    ]
+    small = ["grid=1", "scales=1", "orientations=2", "clip=0.3", "dp_noise=sum"]
+    words += ["--engine", "sequential", "--quiet", *(word for one in small for word in ("--set", one))]
+    for clients, factor in ((3, 1.0), (4, (4 / 3) ** 0.5)):
+        done = CliRunner().invoke(app, [*words, "--clients", str(clients), "--out", str(tmp_path / str(clients))])
+        assert done.exit_code == 0, done.output
+        promise = json.loads((tmp_path / str(clients) / "result.json").read_text())["privacy"]
+        assert promise["noise over that of one trusted party"] == pytest.approx(factor)
+        assert "sums over 3 or more sites" in promise["against"] and promise["epsilon"] == pytest.approx(8)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -20,6 +20,7 @@ from fedgist.dp.discrete_gaussian import Bits
 from fedgist.dp.releases import Mechanism, Sums
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
+from fedgist.secure.graph import threshold
 
 NOISES = ("local", "sum")
 Draw = Callable[[Exchange, str], Bits]
@@ -96,6 +97,12 @@ class PrivateSite(SiteLayer):
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         if reply not in self.releases:
             raise SiteFailure(f"{reply.__name__} is not covered by the differential privacy of this run: it stays here")
+        summed = self.promise.noise == "sum" and "cohort" in invitation
+        if summed and threshold(int(invitation["cohort"].sum())) < self.promise.threshold:
+            raise SiteFailure(
+                f"noise that suffices in a sum over {self.promise.threshold} sites does not in one over fewer, which a "
+                "cohort as small as this may be opened to"
+            )
         sums, mechanism = self.releases[reply], self.promise.mechanism
         key = f"{exchange.run} {exchange.version} {tag_of(reply)}"
         found = self.kept.get(key, reply) if self.kept else None

@@ -15,10 +15,10 @@ from fedgist.dp.discrete_gaussian import Bits
 from fedgist.dp.releases import declared
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
-from fedgist.experiments import security
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
+from fedgist.secure.graph import threshold
 
 log = logging.getLogger("fedgist")
 
@@ -39,17 +39,15 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError(
             "dp_noise=sum protects sums alone: add --secure masks, which lets the server see nothing else"
         )
-    threshold = fewest(config)
-    if config.colluders >= threshold:
-        raise FedgistError(f"colluders must be fewer than the {threshold} clients that a sum is over at least")
-    return Promise(config.epsilon, config.delta, "sum", threshold, config.colluders, simulated)
+    least = fewest(config)
+    if config.colluders >= least:
+        raise FedgistError(f"colluders must be fewer than the {least} clients that a sum is over at least")
+    return Promise(config.epsilon, config.delta, "sum", least, config.colluders, simulated)
 
 
 def fewest(config: RunConfig) -> int:
     """The fewest clients whose sum is opened: all of them, or as many as a secure sum needs."""
-    if not config.secure:
-        return config.clients
-    return max(security.read(config.secure).group, 2 * config.clients // 3 + 1)
+    return threshold(config.clients) if config.secure else config.clients
 
 
 def excess(made: Promise, clients: int) -> float:

@@ -19,7 +19,7 @@ from fedgist.experiments.config import model_spec
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, SiteHost
+from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
 from fedgist.options import build
 from fedgist.words import short
 
@@ -38,7 +38,12 @@ class Settings:
 
 
 def make_host(
-    site: str, folder: Path, settings: Settings, rules: Policy, enrol: Enrol = lambda roster: b""
+    site: str,
+    folder: Path,
+    settings: Settings,
+    rules: Policy,
+    enrol: Enrol = lambda roster: b"",
+    layer: MakeLayer = no_keys,
 ) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
@@ -51,7 +56,7 @@ def make_host(
         return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer)
 
 
 def task_of(start: Start, rules: Policy) -> Task:

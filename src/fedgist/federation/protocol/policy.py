@@ -54,6 +54,10 @@ class Policy:
     min_test_samples: int = option(
         50, "With fewer test images than this no score leaves; classes as rare as above are not tested.", low=1
     )
+    secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
+    min_sum: int = option(
+        3, "A secure sum is over at least so many sites, and two sums of a round differ by so many, if they do.", low=2
+    )
     max_model: int = option(LARGEST_MODEL, "Weights of the largest model that is built.", low=1)
     max_models: int = option(100, "Architectures that a run may name.", low=1)
     max_batch_samples: int = option(10_000_000, "Samples that the batches of one exchange may count in all.", low=1)
