@@ -28,7 +28,7 @@ _rounds = partial(option, group="Rounds and seeds")
 _judged = partial(option, group="Evaluation")
 _computed = partial(option, group="Computation", role=Role.EXECUTION)
 _network = partial(option, group="Network", role=Role.SIMULATION)
-_private = partial(option, group="Differential privacy")
+_private = partial(option, group="Differential privacy", role=Role.LATER)
 _kept = partial(option, group="What is kept", role=Role.EXECUTION)
 
 
@@ -113,7 +113,7 @@ class RunConfig:
     secure: str | None = _network(
         None,
         "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
-        role=Role.NONE,
+        role=Role.LATER,
         flag="HOW",
     )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)

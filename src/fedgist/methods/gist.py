@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
@@ -55,7 +55,7 @@ class Config:
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
-    spend: tuple[float, ...] = fg.option((0.03, 0.01, 0.56, 0.4), "Privacy budget: shares of Σφ, Σy, S, V.", above=0)
+    spend: tuple[float, ...] = fg.option(SHARES, "Privacy budget: shares of Σφ, Σy, S, V.", above=0, role=fg.Role.LATER)
 
 
 @fg.message
