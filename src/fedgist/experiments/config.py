@@ -70,6 +70,7 @@ class RunConfig:
         None,
         "After the last round, an exact head from sums over all clients' data: gist, on the features that the model "
         "learned, or with fixed ones beside them, as in gist+scattering; options of gist as in gist:wire=float16.",
+        role=Role.LATER,
         flag="NAME",
     )
     seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
