@@ -18,6 +18,7 @@ from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport
 from fedgist.federation.protocol.remote_engine import Patience
+from fedgist.federation.protocol.roster import Roster
 
 log = logging.getLogger("fedgist")
 
@@ -150,6 +151,9 @@ class Members:
     def roster(self) -> bytes:
         path = self.federation.path / roster.FILE
         return path.read_bytes() if path.is_file() else b""
+
+    def known(self) -> Roster:
+        return authority.load(self.federation)
 
     def hear(self, announced: Mapping[str, bytes]) -> bool:
         """Keeps what is new for the authority; where that is here, it signs at once."""

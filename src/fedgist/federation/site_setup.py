@@ -16,9 +16,10 @@ from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
 from fedgist.experiments.config import model_spec
+from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, SiteHost
+from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
 from fedgist.options import build
 from fedgist.words import short
 
@@ -37,7 +38,12 @@ class Settings:
 
 
 def make_host(
-    site: str, folder: Path, settings: Settings, rules: Policy, enrol: Enrol = lambda roster: b""
+    site: str,
+    folder: Path,
+    settings: Settings,
+    rules: Policy,
+    enrol: Enrol = lambda roster: b"",
+    layer: MakeLayer = no_keys,
 ) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
@@ -50,7 +56,7 @@ def make_host(
         return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer)
 
 
 def task_of(start: Start, rules: Policy) -> Task:
@@ -77,7 +83,8 @@ def task_of(start: Start, rules: Policy) -> Task:
         if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
-        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
+        private = private_sums.asked(start) is not None
+        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std, private)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 

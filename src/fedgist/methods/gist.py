@@ -1,7 +1,7 @@
 """Gist: the exact ridge classifier of everybody's data on a fixed feature map, from one exchange of sums. Our own.
 
     public   feature map φ (a name and a seed) with ‖φ‖ ≤ 1, clip C
-    ask 1    client: (n, Σ φ(x), Σ y)                                      sum → mean μ, prior ȳ
+    ask 1    client: (Σ φ(x), Σ y)                                         sum → n, mean μ, prior ȳ
     ask 2    client: z = clip_C(φ(x) − μ) / C;  (Σ z zᵀ, Σ z (y − 1/c)ᵀ)    sum → S, V
     server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
@@ -55,11 +55,12 @@ class Config:
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
+    spend: tuple[float, ...] = fg.option(SHARES, "Privacy budget: shares of Σφ, Σy, S, V.", above=0, role=fg.Role.LATER)
 
 
 @fg.message
 class Describe:
-    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map, `w` the net that it is about where that learned."""
+    """Give Σ φ(x) and Σ y; the seed is that of the feature map, `w` the net that it is about where that learned."""
 
     seed: int
     w: fg.Params = fg.wire(shape="learned")
@@ -69,7 +70,6 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    samples: int = fg.wire(fg.int64, additive=True, low=0)
     features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
     labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
 
@@ -129,7 +129,8 @@ class Gist(fg.Method[Config]):
             raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {config.features}")
         self.features = build(config.features, ground, sizes, raw=self.folded)
         self.learned = learned(config.features, self.net)
-        self.moments = Moments(self.features, task.classes, config.clip, config.mirrored)
+        self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
+        self.wire = fg.float64 if task.private else WIRES[config.wire]
         self.linear = linear_model(config.features, ground, sizes)
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
@@ -146,6 +147,13 @@ class Gist(fg.Method[Config]):
         sizes = {"features": size, "triangle": size * (size + 1) // 2, "candidates": count, "counts": count + 1}
         return {**super().bounds(model), **sizes, "learned": self.net.shapes if self.learned else {}}
 
+    @property
+    def releases(self) -> dict[type, fg.Sums]:
+        """Where the run is private: how far one record moves these sums."""
+        if self.validated:
+            raise fg.FedgistError("hits on held-out samples get no noise: set ridge to sums in a private run")
+        return dict(zip((First, Second), self.moments.releases(self.config.spend), strict=True))
+
     # The server
 
     def server_init(self, rng: fg.Rng) -> fg.State:
@@ -160,12 +168,11 @@ class Gist(fg.Method[Config]):
             return state
         seed: int = state["seed"]
         described = await fed.ask(fed.ids, Describe(seed, state["w"]), First)
-        first, n = described.sum, max(1, described.sum.samples)
-        mean, prior = first.features / n, first.labels / n
+        n = max(1.0, (counts := described.sum.labels.clamp_min(0)).sum().item())  # noise may make some negative
+        mean, prior = described.sum.features / n, counts / n
         centre = Centre(seed, self.on_wire(mean))
         multiplied = await fed.ask(described.ids, centre, Second)
-        second = multiplied.sum
-        classifier = Ridge.of(symmetric(second.products), second.targets)
+        classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets)
         if self.fixed_ridge is not None:
             ridge = self.fixed_ridge
         elif self.validated:
@@ -178,8 +185,8 @@ class Gist(fg.Method[Config]):
         return {**state, **fitted, "ridge": chosen, "answered": len(multiplied)}
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
-        """What to choose λ from: never below what rounding on the wire may have done to S."""
-        least = classifier.rounding(WIRES[self.config.wire])
+        """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
+        least = classifier.least(self.wire)
         return [max(least, classifier.scale * factor) for factor in factors]
 
     async def most_hits(
@@ -211,14 +218,13 @@ class Gist(fg.Method[Config]):
         me.state["w"] = msg.w
         work = self.plan(me), me.data.pool, self.public(msg.seed, msg.w)
         features, labels = await fg.compute(self.moments.first, *work)
-        return First(int(labels.sum().round()), self.on_wire(features), self.on_wire(labels))
+        return First(self.on_wire(features), self.on_wire(labels))
 
     @fg.handler
     async def multiply(self, me: fg.Site, msg: Centre) -> Second:
         work = self.plan(me), me.data.pool, self.public(msg.seed, me.state["w"]), msg.mean
         products, targets = await fg.compute(self.moments.second, *work)
-        wire = WIRES[self.config.wire]
-        return Second(products.to(wire), targets.to(wire))
+        return Second(products.to(self.wire), targets.to(self.wire))
 
     @fg.handler
     async def judge(self, me: fg.Site, msg: Judge) -> Hits:
@@ -241,4 +247,4 @@ class Gist(fg.Method[Config]):
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""
-        return total.to(fg.float64 if self.config.wire == "float64" else fg.float32)
+        return total.to(fg.float64 if self.wire == fg.float64 else fg.float32)
