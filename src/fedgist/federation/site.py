@@ -10,7 +10,7 @@ from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import keys, policy, roster
-from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.site_setup import Settings
 
