@@ -12,7 +12,7 @@ from fedgist.engines.layer import SiteLayer
 from fedgist.federation import kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import keys, policy, roster, secure_sums
 from fedgist.federation.protocol.envelope import Start
-from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost, no_keys
 from fedgist.federation.site_setup import Settings
 

@@ -166,7 +166,7 @@ class RemoteEngine(Engine):
             return
         found = self.attend(sorted(self.lost))
         for id, why in found.expelled.items():
-            if id in self.ids and id not in self.gone:
+            if id in self.ids and self.gone.get(id) != why:  # also of one that is lost already
                 log.warning(f"site {id} {why}; the run goes on without it")
                 self.gone[id] = why
         back = sorted(self.lost & found.back.keys() - found.expelled.keys())
