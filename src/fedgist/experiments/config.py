@@ -18,6 +18,9 @@ from typing import Any
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.options import Role, build, option, options, toml
 
+ADDED_SINCE = (("max_bytes", None),)
+"""Options that came later, and the values that mean what was before them."""
+
 OWN = "own"  # the name of data and models that a Python caller brings
 
 
@@ -65,6 +68,11 @@ class RunConfig:
         (), "Models of the clients, dealt out in turn; without it, all `model`.", role=Role.SITES
     )
     rounds: int = _rounds(10, "Communication rounds.", low=1, flag="N")
+    max_bytes: int | None = _rounds(
+        None,
+        "Stop before more than so many bytes, up and down, were sent; rounds are taken to cost as much as before.",
+        low=1,
+    )
     seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
     seeds: int = _rounds(
         1,
@@ -224,8 +232,9 @@ def flat(config: RunConfig) -> dict[str, Any]:
 
 
 def digest(config: RunConfig) -> str:
-    """Eight hex digits that name all of the configuration but its seed."""
-    text = json.dumps(flat(dataclasses.replace(config, seed=0, seeds=1)))
+    """Eight hex digits that name all of the configuration but its seed, and but for what older ones could not say."""
+    known = flat(dataclasses.replace(config, seed=0, seeds=1))
+    text = json.dumps({key: value for key, value in known.items() if (key, value) not in ADDED_SINCE})
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

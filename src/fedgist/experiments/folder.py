@@ -40,6 +40,7 @@ class RunFolder:
         self.transcript = self.path / "artifacts" / "transcript"
         self.state = self.path / "artifacts" / "state.safetensors"
         self.result = self.path / "result.json"
+        self.fairness = self.path / "fairness.json"
         self.report = self.path / "report.html"
         self.model = self.path / "model"
         """Without .safetensors and .json."""

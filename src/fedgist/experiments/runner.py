@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,11 @@ from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, model_card, provenance, results, trained
+from fedgist.experiments import artifacts, fairness, model_card, provenance, results, trained
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
-from fedgist.experiments.folder import RunFolder, run_name, write_text
+from fedgist.experiments.folder import RunFolder, run_name, write_json, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 from fedgist.experiments.results import Result
@@ -83,10 +84,12 @@ def run(
     progress: Progress | None = None,
     engine: Maker = in_process,
     overwrite: bool = False,
+    alone: RunFolder | None = None,
 ) -> Result:
     """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any.
 
     `engine` makes what runs it; without it, a federation in this process. `overwrite` takes away the run in `out`.
+    `alone` is a run of `independent` on the same ground, to which the gains of the clients are told.
     """
     if resume and overwrite:
         raise FedgistError("a run either goes on (resume) or is made anew (overwrite)")
@@ -101,6 +104,7 @@ def run(
         one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
         if folder is not None and overwrite:
             folder.clear()  # only now, when most of what the user may have got wrong has been built
+        one.alone = None if alone is None else fairness.alone_in(alone)
         return one.go()
 
 
@@ -149,6 +153,7 @@ class _Run:
     ):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
+        self.alone: fairness.Parts | None = None
         self.title = f"{config.method}, {config.dataset}, seed {config.seed}"
         self.watch = Watch(self.title, config, inputs)
         try:
@@ -168,7 +173,12 @@ class _Run:
 
     @property
     def left(self) -> int:
-        """Rounds to go."""
+        """Rounds to go; none where one more, as dear as the dearest so far, would be beyond the bytes there are."""
+        spent = [row["bytes_up"] + row["bytes_down"] for row in self.rows]
+        if self.config.max_bytes is not None and spent:
+            dearest = max(after - before for before, after in pairwise([0, *spent]))
+            if spent[-1] + dearest > self.config.max_bytes:
+                return 0
         return self.config.rounds - self.engine.rounds_done
 
     @contextmanager
@@ -201,7 +211,7 @@ class _Run:
 
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
-        done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        done, totals = self.engine.rounds_done, self.engine.ledger.totals()
         self.watch.images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
@@ -211,15 +221,16 @@ class _Run:
             "answered": report.answered,
             "skipped": report.skipped,
         }
+        row |= {} if report.steps is None else {"client_steps": report.steps}
+        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
+        self.rows.append(row)
+        last = not self.left
         missing = dict(report.missing)
         if last or (self.config.eval_every and done % self.config.eval_every == 0):
             row |= self._evaluate()
             self.watch.states(self.engine)
             missing |= self.engine.missing
         row |= {"missing": missing} if missing else {}
-        totals = self.engine.ledger.totals()
-        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
-        self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
             if last or done % self.config.checkpoint_every == 0:
@@ -251,23 +262,27 @@ class _Run:
 
     def finish(self) -> Result:
         state, folder = tree.to(self.engine.state, "cpu"), self.folder
+        done = dataclasses.replace(self.config, rounds=self.engine.rounds_done)
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, self.method.weights(state), path)
-        made = trained.collect(self.engine, self.config, self.inputs, self.test)
+        made = trained.collect(self.engine, done, self.inputs, self.test)
         if folder is None or self.config.model == OWN:  # a caller's module cannot be built from its files
             result = dataclasses.replace(result, trained=made)
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(self.config, provenance.about(self.method), made, result)
+                card = model_card.text(done, provenance.about(self.method), made, result)
                 write_text(folder.card, card)
+            accuracies = fairness.by_client(self.engine, self.test, self.rows[-1])
+            write_json(folder.fairness, {"accuracies": accuracies, "alone": self.alone}, indent=None)
             about = {
                 "dataset": self.config.dataset,
                 "seed": self.config.seed,
-                "rounds": self.config.rounds,
+                "rounds": done.rounds,
                 **dataclasses.asdict(self.engine.ledger.totals()),
                 "state_sha256": self.engine.digest(),
                 "citation": self.method.citation,
+                "fairness": fairness.as_json(fairness.summary(accuracies, self.alone)),
             }
             results.save(result, folder, about)
         return result

@@ -19,6 +19,7 @@ KNOWN = {
     "round",
     "seconds",
     "answered",
+    "client_steps",
     "skipped",
     "missing",
     "unevaluated",
