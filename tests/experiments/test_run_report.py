@@ -193,7 +193,7 @@ def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, 
     groups = groups_of(comparison)
     for target in (0.1, 0.16, 1.0):
         found = made(run_folders(comparison), tmp_path, target=target).table("the server sees")
-        _, standings = standing.standings([[run.folder for run in group.runs] for group in groups], target)
+        _, standings = standing.standings(groups, target)
         for row, group, wanted in zip(found, groups, standings, strict=True):
             there = [value for value in wanted.rounds_to if value is not None]
             some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""

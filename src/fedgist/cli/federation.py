@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli import runs
 from fedgist.cli.common import (
     Config,
     DataDir,
@@ -27,6 +26,7 @@ from fedgist.cli.common import (
     run_flags,
     speaking,
 )
+from fedgist.cli.outcome import show_run
 from fedgist.core.errors import FedgistError
 from fedgist.options import Role
 
@@ -233,7 +233,7 @@ def _run(
     patience = servers.Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
     result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
-    runs.show_run([result], result.folder, as_json, quiet)
+    show_run([result], result.folder, as_json, quiet)
 
 
 def _note(line: str) -> None:

@@ -39,7 +39,7 @@ def about(method: Method) -> dict[str, Any]:
     """What a reader of the folder wants to know about the method as it was configured: who sees what, above all."""
     sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in who_sees_what(method)]
     says = {handler.reply.__name__: inspect.getdoc(handler.reply) for handler in method.handlers.values()}
-    about = {"name": method.name, "summary": method.summary, "citation": method.citation}
+    about = {"name": method.name, "summary": method.summary, "citation": method.citation, "learns": method.learns}
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
 
 

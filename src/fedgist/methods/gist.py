@@ -115,6 +115,7 @@ class Gist(fg.Method[Config]):
         parts = tuple(self.feature_map(name) for name in config.features.split("+"))
         self.linear = LinearModel(parts[0] if len(parts) == 1 else Beside(parts), config.clip)
         self.moments = Moments(self.linear, task.classes, config.mirrored)
+        self.learns = f"linear on {config.features}"
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else positive(config.ridge)
         if not self.validated:

@@ -52,7 +52,7 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
     found = [runs.read(folder) for folder in folders]
     groups = runs.grouped(found)
     shown = {group.label: list(artifacts.load(group.first.folder.shown)) for group in groups}
-    target = tables.usual_target(groups) if target is None else target
+    target = runs.usual_target(groups) if target is None else target
     return template.render(
         title=_title(groups),
         subtitle=_subtitle(groups),

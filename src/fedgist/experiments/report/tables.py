@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgist.experiments.report.efficiency import Cost, best
-from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, mean_and_deviation
+from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.results import best_five
 from fedgist.words import percent, short, size, times
 
@@ -48,12 +48,6 @@ def bytes_cell(count: float) -> Cell:
 def spread(values: Sequence[float]) -> Cell:
     mean, deviation = mean_and_deviation(values)
     return number(f"{100 * mean:.2f}" if len(values) == 1 else f"{100 * mean:.2f} ± {100 * deviation:.2f}")
-
-
-def usual_target(groups: Sequence[Group]) -> float | None:
-    """The accuracy that rounds and bytes are counted to where nobody names one: most of the best at the end."""
-    last = [group.curve[-1][2] for group in groups if group.curve]
-    return SHARE_OF_BEST * max(last) if len(last) > 1 else None
 
 
 def reached(group: Group, aim: float) -> list[tuple[int, int]]:
