@@ -167,6 +167,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
     out: Annotated[Path | None, flag("out", "The page; report.html in the first folder without it.", "FILE")] = None,
     target: Target = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="With all that it needs inside: 5 MB more.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the HTML report of runs."""
@@ -181,7 +184,8 @@ def report(
                 f"a report is a page, {out} would be a table: fedgist table {named} --format {form} > {out}"
             )
         found = [run for path in runs for run in folder.run_folders(path)]
-        print(reports.write(found, out or runs[0] / "report.html", None if target is None else _fraction(target)))
+        goal = None if target is None else _fraction(target)
+        print(reports.write(found, out or runs[0] / "report.html", goal, single_file))
 
 
 @app.command()

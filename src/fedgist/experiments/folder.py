@@ -42,6 +42,7 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.fairness = self.path / "fairness.json"
         self.report = self.path / "report.html"
+        self.plotly = self.path / "plotly.min.js"
         self.model = self.path / "model"
         """Without .safetensors and .json."""
         self.clients = self.path / "clients"

@@ -46,10 +46,11 @@ def _most_lost(part: str) -> Callable[[Run], float | None]:
     return _fares(part, lambda found: None if found.losers is None else min([0.0, *found.losers.values()]))
 
 
+STEPS = Column("steps", "number", lambda run: run.steps)
 RUN = [
     Column("model", "text", lambda run: run.model),
     Column("rounds", "number", lambda run: run.effective_rounds),
-    Column("steps", "number", lambda run: run.steps),
+    STEPS,
     Column("accuracy", "share", _score("accuracy")),
 ]
 COST = [
