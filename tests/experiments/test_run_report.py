@@ -500,6 +500,11 @@ def test_before_the_first_round_the_axis_has_all_accuracies():
     assert "range" not in figures.accuracy_by_rounds([fake("fedavg", [0.5], 1)]).layout["yaxis"]
 
 
+def test_who_is_worse_than_alone_saves_nothing():
+    groups = [fake("fedavg", [0.6], 9), fake("feddistill", [0.3], 1), fake("independent", [0.4], 1)]
+    assert {card.note for card in tables.cards(groups, None)} == {"fedavg"}
+
+
 def test_references_win_nothing():
     groups = [
         fake("centralized", [0.9], 1),

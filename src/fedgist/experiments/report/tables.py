@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgist.experiments import result_table
+from fedgist.experiments.fairness import ALONE
 from fedgist.experiments.report.efficiency import Cost, best
 from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.results import best_five
@@ -198,7 +199,9 @@ def _seeds_note(groups: Sequence[Group]) -> str:
 
 def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
     """The few numbers that a reader looks for first."""
-    shown = [group for group in groups if group.curve and not group.is_reference]
+    alone = max((group.curve[-1][2] for group in groups if group.method == ALONE and group.curve), default=0.0)
+    able = [group for group in groups if group.curve and not group.is_reference]
+    shown = [group for group in able if group.curve[-1][2] >= alone] or able  # to save at what is of no use is no feat
     if len(groups) == 1:
         return _single(groups[0])
     if not shown:
