@@ -66,6 +66,12 @@ class RunConfig:
         (), "Models of the clients, dealt out in turn; without it, all `model`.", role=Role.SITES
     )
     rounds: int = _rounds(10, "Communication rounds.", low=1, flag="N")
+    max_bytes: int | None = _rounds(
+        None,
+        "Stop before more than so many bytes, up and down, were sent; rounds are taken to cost as much as before.",
+        low=1,
+        role=Role.LATER,
+    )
     finish: str | None = _rounds(
         None,
         "After the last round, an exact head from sums over all clients' data: gist, on the features that the model "
@@ -197,7 +203,7 @@ def base_layers(
     """What lies below the options that were typed: the run that goes on, or a file; one of them names the method."""
     if begun is not None:
         return [load(begun)]
-    layers = [load(file)] if file else []
+    layers = [load(file, flags.get("method"))] if file else []
     if not any("method" in layer for layer in [*layers, flags]):
         raise FedgistError(f"which method? name one, as in `{command}`; `fedgist list methods` shows them")
     return layers
@@ -222,19 +228,33 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FedgistError(f"{path} is not TOML: {error}") from error
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """A TOML file as a flat layer."""
+def load(path: str | Path, method: str | None = None) -> dict[str, Any]:
+    """A TOML file as a flat layer, with what it has for `method` alone; a file about one method names it."""
+    own, common = load_several(path)
+    if method is None and "method" not in common and len(own) == 1:
+        common["method"] = next(iter(own))
+    return {**common, **own.get(method or common.get("method", ""), {})}
+
+
+def load_several(path: str | Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """A TOML file as a flat layer for each method that has a table of its own, and one for all."""
+    from fedgist import methods
+
     values = read(path)
     own = values.pop("options", {})
+    tables = {name: value for name, value in values.items() if isinstance(value, dict) and name in methods.available()}
+    values = {name: value for name, value in values.items() if name not in tables}
     if not isinstance(own, dict):
         raise FedgistError(f"{path}: options must be a table, [options]")
     for key, value in {**values, **own}.items():
         if isinstance(value, dict):
-            raise FedgistError(f"{path}: there is no table [{key}]; the method's own options stand in [options]")
+            raise FedgistError(
+                f"{path}: there is no table [{key}]; the method's own options stand in [options] or under its name"
+            )
     for key in own:
         if key in options(RunConfig):
             raise FedgistError(f"{path}: {key} is an option of the run: write it above [options]")
-    return {**values, **own}
+    return tables, {**values, **own}
 
 
 def dump(config: RunConfig) -> str:

@@ -132,6 +132,7 @@ class Gist(fg.Method[Config]):
         self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
         self.wire = fg.float64 if task.private else WIRES[config.wire]
         self.linear = linear_model(config.features, ground, sizes)
+        self.learns = f"linear on {config.features}"
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
         if not self.validated:
