@@ -9,7 +9,7 @@ from pathlib import Path
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import kits, processes, site_models, site_setup
-from fedgist.federation.protocol import policy
+from fedgist.federation.protocol import audit, policy
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.site_setup import Settings
@@ -62,8 +62,7 @@ def status(kit: Path) -> list[str]:
     name, (host, port) = _identity(kit)
     lines = [f"site {name} of the server {host}:{port}; {'running' if processes.in_use(kit) else 'not running'}"]
     lines.append(_summary(_rules(kit), kit))
-    audit = kit / "fedgist" / "audit.jsonl"
-    notes = [json.loads(line) for line in audit.read_text("utf-8").splitlines()] if audit.is_file() else []
+    notes = audit.read(kit / "fedgist" / "audit.jsonl")
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
         lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
     for note in [note for note in notes if note.get("refused")][-LAST:]:

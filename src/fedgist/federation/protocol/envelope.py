@@ -2,10 +2,12 @@
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
 message); it sends back an `Introduction`, `Ready`, a `Reply`, or a `Refusal` that says why not. Like messages,
-envelopes are checked field by field before anything is made of them, and nothing in them is executed.
+envelopes are checked field by field before anything is made of them, and nothing in them is executed. A digest at the
+end tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 import typing
@@ -16,6 +18,7 @@ from fedgist.core.message import WireError
 
 LONGEST_HEADER = 1 << 16
 LONGEST_TEXT = 1000
+DIGEST = hashlib.sha256().digest_size
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
 
@@ -71,6 +74,11 @@ class Request:
         """The name of the state that answering leaves behind."""
         return f"{self.phase}-{self.round:06d}-{self.exchange:06d}"
 
+    def fingerprint(self, payload_digest: str) -> str:
+        """Equal exactly where the same is asked, from the same state, in the same exchange of the same run."""
+        asked = [self.run, self.version, self.type, self.state, payload_digest]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -80,6 +88,8 @@ class Reply:
     version: str
     type: str
     changed: bool
+    request: str
+    """The fingerprint of what it answers."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +105,22 @@ KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header
 
 
 def seal(header: Header, payload: bytes = b"") -> bytes:
-    """The envelope as it travels: the length of the header in eight bytes, the header, the message."""
+    """The envelope as it travels: the length of the header in eight bytes, the header, the message, their SHA-256."""
     fields = {"kind": type(header).__name__, **dataclasses.asdict(header)}
     text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, payload])
+    parts, digest = [len(text).to_bytes(8, "little"), text, payload], hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([*parts, digest.digest()])
 
 
 def unseal(data: bytes) -> tuple[Header, bytes]:
     """What `seal` closed, or a `WireError`."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(len(data) - 8, LONGEST_HEADER):
+    length, end = int.from_bytes(data[:8], "little"), len(data) - DIGEST
+    if end < 8 or length > min(end - 8, LONGEST_HEADER):
         raise WireError("not an envelope: cut short")
+    if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
+        raise WireError("not an envelope: cut short or damaged on its way")
     try:
         fields = json.loads(data[8 : 8 + length], parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -118,7 +133,7 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
         raise WireError(f"{kind.__name__}: its fields are not those of one")
     for name, hint in hints.items():
         _check(kind.__name__, name, fields[name], hint)
-    return kind(**fields), data[8 + length :]
+    return kind(**fields), data[8 + length : end]
 
 
 def _no_number(name: str) -> None:

@@ -5,6 +5,7 @@ their field or is out of all proportion is that site's failure, is said so by na
 Peer-to-peer topologies are not for this engine: it is the server.
 """
 
+import hashlib
 import logging
 import math
 import secrets
@@ -42,6 +43,9 @@ from fedgist.options import options
 from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
+
+Asked = tuple[str, str, str]
+"""The run, the version and the fingerprint of a request."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,8 @@ class RemoteEngine(Engine):
     def snapshot(self) -> Tree:
         """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""
         self._kept = [*self._kept[-1:], dict(self.versions)]
-        return {"round": self.rounds_done, "states": self.states, "run": self.run, "versions": dict(self.versions)}
+        states, versions = dict(self.states), dict(self.versions)
+        return {"round": self.rounds_done, "states": states, "run": self.run, "versions": versions}
 
     def restore(self, snapshot: Tree) -> None:
         self.rounds_done, self.run = snapshot["round"], snapshot["run"]
@@ -166,33 +171,39 @@ class RemoteEngine(Engine):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
         if not self._started:
             self._start()
-        packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
-        requests, headers = {}, {}
+        packed: dict[tuple[int, str], tuple[Leaves, bytes, str]] = {}
+        requests, asked = {}, {}
         for name in sorted(set(ask.to) - self.gone.keys()):
             self.handler(ask, name)
             msg, model = ask.to[name], self.info[name]["model"]
             if (key := (id(msg), model)) not in packed:
                 leaves = self.codecs[model].pack(msg)
-                packed[key] = leaves, to_bytes(type(msg), leaves)
-            self.count(SERVER, name, "down", type(msg), packed[key][0])
-            headers[name] = self._request(name, tag_of(type(msg)))
-            requests[name] = seal(headers[name], packed[key][1])
+                data = to_bytes(type(msg), leaves)
+                packed[key] = leaves, data, hashlib.sha256(data).hexdigest()
+            leaves, data, digest = packed[key]
+            self.count(SERVER, name, "down", type(msg), leaves)
+            header = self._request(name, tag_of(type(msg)))
+            requests[name] = seal(header, data)
+            asked[name] = (header.run, header.version, header.fingerprint(digest))
         answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
-        replies = self._replies(ask, headers, answers)
+        replies = self._replies(ask, asked, answers)
         for name, leaves in replies.items():
             self.count(name, SERVER, "up", ask.reply, leaves)
         self.exchange += 1
         self.answered = min(self.answered, len(replies))
         return self.answers(ask, replies, {})
 
-    def _replies(self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes]) -> dict[str, Leaves]:
-        """The replies that can be used; where one made a new version of a site's state, that is now its working one."""
+    def _replies(self, ask: Ask, asked: Mapping[str, Asked], answers: Mapping[str, bytes]) -> dict[str, Leaves]:
+        """The replies that can be used; where one made a new version of a site's state, that is now its working one.
+
+        A reply to anything else than what was asked, as one from before a resume, is none.
+        """
         changed: dict[str, str] = {}
         replies: dict[str, Leaves] = {}
         for id, data in sorted(answers.items()):
             try:
                 header, payload = _open(data, Reply)
-                if (header.run, header.version) != (headers[id].run, headers[id].version):
+                if (header.run, header.version, header.request) != asked[id]:
                     raise WireError("it answers another request")
                 replies[id] = self.codec_of(id).read(ask.reply, payload)
             except SiteFailure as failure:
