@@ -251,6 +251,8 @@ class _Run:
 
     def finish(self) -> Result:
         state, folder = tree.to(self.engine.state, "cpu"), self.folder
+        if folder is not None and not any(row.get("accuracy") is not None for row in self.rows):
+            folder.reopen(self.config.rounds, whole=False)  # resumed, its last round asks the clients once more
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, self.method.weights(state), path)
         made = trained.collect(self.engine, self.config, self.inputs, self.test)

@@ -12,6 +12,7 @@ import json
 import re
 import typing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fedgist.core.message import WireError
@@ -128,12 +129,15 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
     kind = KINDS.get(str(fields.pop("kind", ""))) if isinstance(fields, dict) else None
     if kind is None:
         raise WireError("not an envelope: it does not say what it is")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     if fields.keys() != hints.keys():
         raise WireError(f"{kind.__name__}: its fields are not those of one")
     for name, hint in hints.items():
         _check(kind.__name__, name, fields[name], hint)
     return kind(**fields), data[8 + length : end]
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def _no_number(name: str) -> None:

@@ -239,6 +239,8 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
+        for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
+            draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
@@ -257,8 +259,6 @@ class SiteHost:
 
         for path in sorted((self.folder / "runs").iterdir(), key=asked)[: -self.policy.max_runs]:
             shutil.rmtree(path, ignore_errors=True)
-        for draft in self._folder(current).glob(".*"):  # of a process that was killed
-            draft.unlink()
 
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
