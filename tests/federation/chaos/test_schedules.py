@@ -1,6 +1,7 @@
 """Faults by the hundred, and the test of that test: five bugs that it must find."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from fedgist.core.codec import Codec
 from fedgist.core.message import WireError
 from fedgist.experiments.folder import RunFolder
-from fedgist.federation.chaos import schedule
+from fedgist.federation.chaos import campaign, schedule
+from fedgist.federation.chaos.tally import Tally
 from fedgist.federation.protocol import remote_engine, site_host
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.envelope import KINDS, Reply, unseal
@@ -27,6 +29,12 @@ def test_three_hundred_schedules() -> None:
     assert [(one.number, one.faults, one.wrong) for one in outcomes if one.wrong] == []
     assert sum(one.attempts > 1 for one in outcomes) > SCHEDULES / 4
     assert sum(one.complete for one in outcomes) > SCHEDULES / 10
+
+
+@pytest.mark.federation
+def test_twenty_thousand_schedules() -> None:
+    outcomes = campaign.play_all(1, 0, 20_000, Tally.name, os.cpu_count() or 1)
+    assert [(one.number, one.faults, one.wrong) for one in outcomes if one.wrong] == []
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "repshare"])

@@ -8,7 +8,7 @@ from torch import Tensor
 import fedgist.api as fg
 from fedgist.core.method import NoOptions
 
-SIZE = 3
+SIZE = 8
 
 
 @fg.message
@@ -22,9 +22,9 @@ class Ask:
 class Part:
     """What a site makes of them, as a sum; how often it was asked, as it is."""
 
-    part: Tensor = fg.wire(shape=(SIZE,), additive=True)
     sites: int = fg.wire(fg.int64, additive=True, low=1, high=1)
     asked: int = fg.wire(fg.int64, low=1)
+    part: Tensor = fg.wire(shape=(SIZE,), additive=True)
 
 
 @fg.message
@@ -83,4 +83,4 @@ class Tally(fg.Method[NoOptions]):
         """Once more, in this order, with this randomness: nothing of it can be exchanged, left out or repeated."""
         me.state["asked"] += 1
         me.state["v"] = torch.tanh(0.7 * me.state["v"] + w + me.rng("noise").normal(SIZE))
-        return Part(me.state["v"], 1, me.state["asked"])
+        return Part(1, me.state["asked"], me.state["v"])

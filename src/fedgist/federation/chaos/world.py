@@ -18,6 +18,8 @@ from fedgist.federation.protocol.remote_engine import Lost
 from fedgist.federation.protocol.site_host import SiteHost
 
 SERVER = "server"
+LAST = 64
+"""Bytes at the end of a message in which half of the cuts are: only there can what is left look like a whole one."""
 DOWN = (1.0, 60.0)
 """Seconds for which a machine that died stays away."""
 
@@ -100,7 +102,7 @@ class World:
                 self.tell(f"{what} is lost")
                 continue
             if strikes("truncation"):
-                data = data[: dice.randrange(len(data))]
+                data = data[: dice.randrange(len(data) - LAST if dice.random() < 0.5 else 0, len(data))]
                 self.tell(f"{what} is cut to {len(data)} bytes")
             if strikes("corruption"):
                 data = self._corrupted(data)
