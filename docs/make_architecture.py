@@ -16,14 +16,15 @@ LAYERS: tuple[tuple[tuple[str, str, str], ...], ...] = (
     (("families", "abstract bases of methods, with their messages", ""),),
     (("synthesis", "pure maths of making data", ""), ("features", "fixed maps, and their sums", "")),
     (("learning", "pure maths of learning", ""),),
+    (("dp", "differential privacy: accountant, noise, budgets", ""),),
     (("models", "pure functions", "gpu"), ("data", "sets, partitions, shares", "")),
     (("options", "declared once", ""), ("words", "numbers for people", ""), ("storage", "whole files", "")),
-    (("core", "messages, codec, federation, work, ledger, randomness, trees, protocols", ""),),
+    (("core", "messages, codec, work, ledger, trees", ""), ("secure", "sums that hide their addends", "")),
 )
 """From top to bottom: name, what lives there, and a package inside of it."""
 COLOURS = ("#dbe7f6", "#e3e0f5", "#f6ead2", "#dcefdc")
 """The outside, what executes, what a method is made of, and the ground it stands on."""
-GROUPS = (0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3, 3)
+GROUPS = (0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3)
 WIDTH, LEFT, HEIGHT, GAP = 760, 56, 44, 8
 TEXT = 'font-family="system-ui, sans-serif" font-size="15"'
 

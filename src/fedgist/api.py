@@ -23,13 +23,13 @@ from fedgist.families.global_model import (
     statistics_apart,
 )
 from fedgist.families.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
-from fedgist.families.label_logits import LogitOptions, train_towards
+from fedgist.families.label_logits import LogitOptions, tell, train_towards
 from fedgist.families.local_training import LocalOptions, train, trainer
 from fedgist.families.own_model import OwnModel, OwnModelOptions
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer
 from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import accuracy, scores
 from fedgist.learning.training import cross_entropy
-from fedgist.options import option
+from fedgist.options import Role, only_images, option

@@ -12,6 +12,10 @@ from fedgist.data import partitions
 from fedgist.data.partitions import options, split
 
 BY_LABEL = [kind for kind in partitions.available() if kind != "group"]
+OF_PART = ("dirichlet-fedgen", "fedgen-released")
+"""The kinds that share out part of the data."""
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 MNIST_LIKE = np.repeat(np.arange(10), 6000)
 labels_of_any_kind = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
 client_numbers = st.integers(1, 12)
@@ -30,7 +34,7 @@ def any_size(kind: str) -> dict[str, float]:
 @pytest.mark.parametrize("kind", BY_LABEL)
 @given(labels=labels_of_any_kind, clients=client_numbers, seed=seeds)
 def test_parts_are_sorted_disjoint_and_deterministic(kind: str, labels: np.ndarray, clients: int, seed: int) -> None:
-    if kind == "dirichlet-fedgen":
+    if kind in OF_PART or kind == "stratified-thesis":
         labels = np.tile(labels, 2 * clients)  # half of fewer might leave nothing to share out
     parts = split(labels, clients, Rng(seed), kind, **any_size(kind))
     again = split(torch.tensor(labels), clients, Rng(seed), kind, **any_size(kind))
@@ -41,8 +45,10 @@ def test_parts_are_sorted_disjoint_and_deterministic(kind: str, labels: np.ndarr
         assert np.array_equal(part, same)
     everything = np.concatenate(parts)
     assert len(np.unique(everything)) == len(everything)
-    if kind == "dirichlet-fedgen":
+    if kind in OF_PART:
         assert len(everything) <= len(labels) / 2
+    elif kind == "stratified-thesis":
+        assert [len(part) for part in parts] == [len(labels) // clients] * clients
     else:
         assert np.array_equal(np.sort(everything), np.arange(len(labels)))
 
@@ -82,6 +88,30 @@ def test_dirichlet_proportions_follow_their_law(alpha: float) -> None:
     variance = mean * (1 - mean) / (clients * alpha + 1)
     assert np.abs(shares.mean(axis=0) - mean).max() < 4 * (variance / len(shares)) ** 0.5 + 1 / 500
     assert shares.var(axis=0) == pytest.approx(np.full(clients, variance), rel=0.15)
+
+
+def test_the_thesis_leaves_the_last_client_what_nobody_took() -> None:
+    """Its code gives for the first 1,200 digits and ten clients, with every seed: the first, the ninth, the tenth."""
+    labels = np.repeat(np.arange(10), [117, 143, 119, 111, 129, 104, 110, 142, 104, 121])
+    tested = np.repeat(np.arange(10), MNIST_TEST)
+    first, other = (split(labels, 10, Rng(seed), "stratified-thesis", tested=tested) for seed in (0, 1))
+    counts = label_counts(labels, first, 10)
+    assert counts[0].tolist() == [12, 13, 13, 12, 12, 10, 12, 12, 12, 12]
+    assert counts[8].tolist() == [16, 13, 13, 12, 12, 10, 12, 12, 8, 12]
+    assert counts[9].tolist() == [5, 26, 2, 3, 21, 14, 2, 34, 0, 13]
+    assert np.array_equal(label_counts(labels, other, 10), counts)
+    assert not np.array_equal(other[0], first[0])
+
+
+def test_the_split_that_fedgen_released() -> None:
+    """Its script with alpha 0.1, ratio 0.5 and seed 42: 15,000 train images, 5,307 test images of own labels (each user
+    has a twentieth of those of each label that it holds), and these users."""
+    labels = np.repeat(np.arange(10), MNIST)
+    counts = label_counts(labels, split(labels, 20, Rng(42), "fedgen-released", alpha=0.1), 10)
+    assert counts.sum() == 15_000
+    assert ((counts > 0) * (np.array(MNIST_TEST) // 20)).sum() == 5_307
+    assert counts[0].tolist() == [0, 5, 5, 0, 0, 0, 1, 0, 7, 197]
+    assert counts[19].tolist() == [0, 522, 5, 0, 1, 896, 1, 1, 71, 1]
 
 
 def test_quantity_skews_the_sizes_and_not_the_labels() -> None:
@@ -171,7 +201,7 @@ def test_shards_give_each_client_few_labels() -> None:
     assert 2 < (five > 0).sum(axis=1).max() <= 5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in partitions.available() if "alpha" in options(kind)])
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-balanced", "dirichlet-fedgen", "quantity"])
 @pytest.mark.parametrize("alpha", [5e-324, 1e-9, 1e9, 1.7e308])
 def test_extreme_alphas_are_no_problem(kind: str, alpha: float) -> None:
     parts = split(np.repeat(np.arange(3), 40), 4, Rng(0), kind, alpha=alpha, **any_size(kind))
@@ -211,7 +241,7 @@ def test_what_each_kind_takes_can_be_asked() -> None:
     assert options("iid") == {}
     assert options("dirichlet-fedgen") == {"alpha": 0.5, "ratio": 0.5, "min_size": 10}
     assert {kind for kind in partitions.available() if "alpha" in options(kind)} == {
-        "dirichlet", "dirichlet-balanced", "dirichlet-fedgen", "quantity",
+        "dirichlet", "dirichlet-balanced", "dirichlet-fedgen", "fedgen-released", "quantity",
     }  # fmt: skip
     assert all(10 < len(line) < 120 and line.endswith(".") for line in partitions.available().values())
 

@@ -133,7 +133,7 @@ def test_methods_options_say_what_is_computed():
     """One with a role would be left out of the names of runs, or of a comparison's, without anybody's notice."""
     for name in methods.available():
         config = methods.find(name).Config
-        assert not having(config, ~Role.NONE), name
+        assert not having(config, ~Role.LATER), name
 
 
 def test_normalisations_are_named_in_the_sentence():

@@ -118,3 +118,5 @@ def test_schedules() -> None:
     assert [falling.lr_at(r) for r in (1, 2, 4)] == [1, 0.5, 0.125]
     cosine = LocalOptions(lr=2.0, schedule="cosine", horizon=10)
     assert [cosine.lr_at(r) for r in (1, 6, 11, 99)] == pytest.approx([2, 1, 0, 0])
+    steps = LocalOptions(lr=1.0, schedule="steps", decay=0.2, falls=(250, 400))  # TOFU, section 4.1
+    assert [steps.lr_at(r) for r in (1, 250, 251, 400, 401)] == pytest.approx([1, 1, 0.2, 0.2, 0.04])

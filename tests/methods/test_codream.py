@@ -285,6 +285,13 @@ def test_the_generator_goes_on_from_round_to_round() -> None:
     torch.testing.assert_close(dreams(engine), engine.method.space.render(after))
 
 
+def test_the_adaptive_term_may_wait() -> None:
+    """The released code begins after its tenth round: up to the round that is named, dreams are as without it."""
+    usual, late = play(build(exchanges=10), 2), play(build(exchanges=10, adaptive=10.0, adaptive_from=3), 2)
+    assert torch.equal(dreams(usual), dreams(late))
+    assert not torch.equal(dreams(play(usual)), dreams(play(late)))
+
+
 def test_the_adaptive_term_comes_with_the_student() -> None:
     """It changes nothing before the student has learned, and then seeks dreams that it is less sure of."""
     usual, adaptive = play(build(exchanges=10)), play(build(exchanges=10, adaptive=10.0))

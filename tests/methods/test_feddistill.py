@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedgist.data.client_data import ClientData
-from toys import CLASSES, apart, clients, federation, play
+from fedgist.engines.local import LocalEngine
+from toys import CLASSES, apart, clients, federation, play, received
 
 LOCAL: dict[str, Any] = {"steps": 3, "batch": 8, "lr": 0.1}
 
@@ -50,6 +51,34 @@ def test_absent_labels_are_absent_from_the_mean(method: str) -> None:
     single = [play(federation(method, {id: sites[id]}, "mlp", **LOCAL), 1).state["table"] for id in ("0", "1")]
     assert torch.allclose(engine.state["table"][0], (single[0][0] + single[1][0]) / 2, atol=1e-5)
     assert torch.allclose(engine.state["table"][1], single[1][1], atol=1e-5)
+
+
+def mean_by_label(engine: LocalEngine, id: str) -> torch.Tensor:
+    """A client's evaluated logits, averaged label by label, one label after the other."""
+    data, model = engine.data[id], engine.method.task.models[engine.info[id]["model"]]
+    logits = model(engine.site_states[id]["w"], data.x).logits
+    return torch.stack([logits[data.y == c].mean(0) for c in range(CLASSES)])
+
+
+def test_logits_after_the_round_are_those_of_the_model_as_it_is_then() -> None:
+    """memory="after", as the thesis's code has it: BatchNorm evaluated, every sample once."""
+    engine = play(federation("feddistill", users(40, 40), "cnn", **LOCAL, memory="after"), 2)
+    table = (mean_by_label(engine, "0") + mean_by_label(engine, "1")) / 2
+    assert torch.allclose(engine.state["table"], table, atol=1e-5)
+    during = play(federation("feddistill", users(40, 40), "cnn", **LOCAL), 2)
+    assert not torch.allclose(during.state["table"], table, atol=1e-2)
+
+
+def test_an_untrained_start_draws_to_the_untrained() -> None:
+    still = federation("feddistill", users(40, 40), "mlp", **LOCAL | {"lr": 1e-12}, untrained_start=True)
+    kept = received(still)
+    play(still, 1)
+    assert torch.allclose(kept[0].sum.means, mean_by_label(still, "0") + mean_by_label(still, "1"), atol=1e-5)
+    drawn, plain = (
+        play(federation("feddistill", users(40, 40), "mlp", **LOCAL, untrained_start=start), 1)
+        for start in (True, False)
+    )
+    assert apart(plain.site_states["0"]["w"], drawn.site_states["0"]["w"]) > 1e-4
 
 
 def test_logits_of_the_round_and_of_the_run() -> None:

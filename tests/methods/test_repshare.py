@@ -19,7 +19,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine
 from fedgist.learning.contrastive import chosen
-from toys import play, toy_federation
+from toys import apart, play, received, toy_federation
 
 CLASSES, FEATURES = 10, 16
 
@@ -75,6 +75,26 @@ def test_observations_average_few_samples_drawn_anew() -> None:
         distances = torch.cdist(held[:, c], features[data.y == c])
         assert distances.min(1).values.max() < 1e-5
     assert not held[0].equal(held[1])
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_the_first_round_may_learn_from_untrained_nets(peers: bool) -> None:
+    """With nothing to learn from, round 1 is learning alone, as with λ = 0; with an untrained start it is not."""
+    given = {"topology": {id: [other for other in "0123" if other != id] for id in "0123"}} if peers else {}
+    for start in (False, True):
+        alone, drawn = (
+            weights(play(build(lambda_kd=kd, lambda_disc=0.0, untrained_start=start, **given), 1)) for kd in (0.0, 1.0)
+        )
+        assert all((apart(alone[id], drawn[id]) > 1e-3) == start for id in alone)
+
+
+def test_what_untrained_nets_represent_is_a_mean_over_all_samples() -> None:
+    engine = build(untrained_start=True, lr=1e-12)  # so that nets are as they were when they were asked
+    kept = received(engine)
+    play(engine, 1)
+    both = [class_sums(engine, id) for id in engine.ids]
+    means = sum(sums for sums, _ in both) / sum(counts for _, counts in both)[:, None]
+    assert torch.allclose(kept[0].sum.sums[0] / kept[0].sum.counts[:, None], means, atol=1e-5)
 
 
 def test_absent_classes_are_absent_everywhere() -> None:

@@ -35,6 +35,19 @@ def test_each_image_may_have_a_change_of_its_own() -> None:
     assert len(together.flatten(1).unique(dim=0)) > 20
 
 
+def test_a_row_of_changes_may_be_of_one_kind() -> None:
+    """As Zhao and Bilen's code augments a batch: one operation, with numbers of its own for every image."""
+    seeds = SEEDS.reshape(12, 10)
+    row = Augmentation(("crop", "rotate"), (8, 8)).draw(seeds, one_kind=True)
+    turned, shifted = row[..., 5] != 0, (row[..., 6] != 0) | (row[..., 9] != 0)
+    assert (turned == turned[:, :1]).all()  # a row turns, or does not
+    assert not (turned & shifted).any()
+    assert 0 < turned[:, 0].sum() < len(turned)
+    assert len(row[turned[:, 0]][0].unique(dim=0)) == 10
+    free = Augmentation(("crop", "rotate"), (8, 8)).draw(seeds)
+    assert not (free[..., 5] != 0).all(1).any()
+
+
 def test_a_flip_mirrors_half_of_the_time() -> None:
     images = [changed(X, seed, "flip") for seed in SEEDS]
     flipped = [torch.allclose(x, X.flip(3)) for x in images]

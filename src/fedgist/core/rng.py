@@ -65,12 +65,17 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def uniform(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in (0, 1) from a scalar int64 `seed`: counter-based, so it has no state and works under vmap."""
+def words(seed: Tensor, count: int, first: int = 0) -> Tensor:
+    """64 random bits each, from a scalar int64 `seed`: counter-based, so it has no state and works under vmap."""
     start = _mix(seed)
     # ^ start twice changes no number: a compiler takes a bare counter for an index and fails to bound its product
-    counter = torch.arange(math.prod(shape), device=seed.device) ^ start ^ start
-    bits = _mix(start + counter * -0x61C8864680B583EB)
+    counter = torch.arange(first, first + count, device=seed.device) ^ start ^ start
+    return _mix(start + counter * -0x61C8864680B583EB)
+
+
+def uniform(seed: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in (0, 1) from a scalar int64 `seed`."""
+    bits = words(seed, math.prod(shape))
     top = (bits >> 41) & 0x7FFFFF  # 23 bits: with the half added they are exact in float32, so 0 and 1 never occur
     return ((top.to(dtype) + 0.5) * 2.0**-23).reshape(shape)
 

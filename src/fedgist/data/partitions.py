@@ -2,11 +2,12 @@
 
 Each kind is a function (labels, clients, rng, *, options) giving the indices of every client; its keyword arguments are
 the options that a user may set. To add a kind, write the function and name it in KINDS. The kind `group` is given who
-each sample is from instead of its label.
+each sample is from instead of its label, and `stratified-thesis` the labels of the test set, too.
 """
 
 import inspect
 import math
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -25,11 +26,13 @@ def split(
     rng: Rng,
     kind: str = "dirichlet",
     groups: Tensor | np.ndarray | None = None,
+    tested: Tensor | np.ndarray | None = None,
     **given: float,
 ) -> Parts:
     """The sorted indices of each client's samples; no sample has two owners, and a client may have none.
 
-    `groups` says who each sample is from, where that is known; only the kind `group` looks at it.
+    `groups` says who each sample is from, where that is known; only the kind `group` looks at it. `tested` are the
+    labels of the test set; only the kind `stratified-thesis` looks at them.
     """
     if kind not in KINDS:
         raise unknown("partition", kind, KINDS)
@@ -50,7 +53,8 @@ def split(
                 "partition 'group' needs a data set that says who each sample is from; this one does not"
             )
         held = _as_array(groups)
-    parts = [np.sort(part) for part in KINDS[kind](held, clients, rng, **given)]
+    beside = [held if tested is None else _as_array(tested)] if kind == "stratified-thesis" else []
+    parts = [np.sort(part) for part in KINDS[kind](held, clients, rng, *beside, **given)]
     if not any(map(len, parts)):
         raise FedgistError(f"partition {kind!r} of {len(held)} samples leaves every client empty; use more data")
     return parts
@@ -79,6 +83,28 @@ def stratified(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
     # Dealing the classes one after the other, like cards, evens out each class and the whole at once.
     deck = np.concatenate([_shuffled(members, rng("class", label)) for label, members in _classes(labels)])
     return [deck[client::clients] for client in range(clients)]
+
+
+def stratified_thesis(labels: np.ndarray, clients: int, rng: Rng, tested: np.ndarray) -> Parts:
+    """Equal sizes in the proportions of train and test set together, by turns (the code of Berdoz 2022).
+
+    What a client's share asks for and is no longer there is made up from the classes that are left, the first ones
+    first. So the last of many clients gets what nobody else took: of the first 1,200 digits of MNIST, the tenth of ten
+    clients has two of class 2, 34 of class 7 and none of class 8, whatever the seed.
+    """
+    groups = _classes(labels)
+    left = np.array([len(members) for _, members in groups])
+    prior = left + np.array([np.count_nonzero(tested == label) for label, _ in groups])
+    share = len(labels) // clients
+    wanted = np.diff(np.round(np.cumsum(prior) * share / prior.sum()).astype(np.int64), prepend=0)
+    sizes = []
+    for _ in range(clients):
+        taken = np.minimum(wanted, left)
+        spare = left - taken
+        more = np.clip(share - taken.sum() - (np.cumsum(spare) - spare), 0, spare)
+        sizes.append(taken + more)
+        left = left - sizes[-1]
+    return _deal(groups, list(np.transpose(sizes)), rng)
 
 
 def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5) -> Parts:
@@ -124,6 +150,36 @@ def dirichlet_fedgen(
     return _deal(groups, _until_large_enough(attempt, clients, sum(used), rng, alpha, min_size), rng)
 
 
+def fedgen_released(
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.5, ratio: float = 0.5, min_size: int = 10
+) -> Parts:
+    """As dirichlet-fedgen, draw by draw as FedGen's released script: partition_seed=42 is its very split.
+
+    It takes numbers from the generators that the script seeds, Python's and numpy's old one, in its order.
+    """
+    groups = [members for _, members in _classes(labels)]
+    order, draw = list(range(len(groups))), np.random.RandomState(rng.root % 2**32)
+    random.Random(rng.root).shuffle(order)
+    share = ratio * len(labels) / clients
+    used = [int(min(share, int(ratio * len(members)))) if ratio < 1 else len(members) for members in groups]
+    for _ in range(TRIES if clients * min_size <= sum(used) else 0):
+        parts: list[list[int]] = [[] for _ in range(clients)]
+        for k in order:
+            shuffled = list(groups[k])
+            draw.shuffle(shuffled)
+            proportions = draw.dirichlet(np.full(clients, min(alpha, 1e15)))
+            proportions = proportions * [len(part) < share for part in parts]
+            if not proportions.sum() > 0:  # too small an alpha for floats: the script would fail
+                break
+            cuts = (np.cumsum(proportions / proportions.sum()) * used[k]).astype(int)[:-1]
+            for part, more in zip(parts, np.split(np.array(shuffled[: used[k]], np.int64), cuts), strict=True):
+                part.extend(more)
+        else:
+            if min(map(len, parts)) >= min_size:
+                return [np.array(part, np.int64) for part in parts]
+    raise _not_found(sum(used), clients, alpha, min_size)
+
+
 def shards(labels: np.ndarray, clients: int, rng: Rng, *, shards_per_client: int = 2) -> Parts:
     """Sorted by label and cut into shards, of which each client gets a few (McMahan et al. 2017)."""
     pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards_per_client)
@@ -150,9 +206,11 @@ def group(groups: np.ndarray, clients: int, rng: Rng) -> Parts:
 KINDS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "stratified": stratified,
+    "stratified-thesis": stratified_thesis,
     "dirichlet": dirichlet,
     "dirichlet-balanced": dirichlet_balanced,
     "dirichlet-fedgen": dirichlet_fedgen,
+    "fedgen-released": fedgen_released,
     "shards": shards,
     "quantity": quantity,
     "group": group,
@@ -227,7 +285,11 @@ def _until_large_enough(
         sizes = attempt(draw)
         if np.sum(sizes, axis=0).min() >= min_size:
             return sizes
-    raise FedgistError(
+    raise _not_found(total, clients, alpha, min_size)
+
+
+def _not_found(total: int, clients: int, alpha: float, min_size: int) -> FedgistError:
+    return FedgistError(
         f"no partition of {total} samples with alpha {alpha} was found that gives each of {clients} clients at least "
         f"{min_size}; use fewer clients, a larger alpha or a smaller min_size"
     )

@@ -79,7 +79,7 @@ def summarise(
     if not accuracies:
         raise FedgistError(
             "no evaluation gave a number, because no client answered or what was learned is not finite; --resume makes "
-            "the last round and its evaluation again"
+            "the last round and its evaluation again, more --rounds another one"
         )
     return Result(
         method,

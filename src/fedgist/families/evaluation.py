@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import torch
 
 from fedgist.core.federation import Federation, Site
-from fedgist.core.message import Params, message, wire
+from fedgist.core.message import Bounds, Params, message, wire
 from fedgist.core.rng import Rng
-from fedgist.core.task import Model
+from fedgist.core.task import Model, Task
 from fedgist.core.work import compute
-from fedgist.learning.evaluation import Classifier, accuracy
+from fedgist.learning.evaluation import Classifier, scores_of, tally_shapes
 
 
 @message
@@ -27,11 +27,14 @@ class EvaluateThis:
 
 @message
 class Score:
-    """Accuracies of the answering clients, as a sum; and the squares of how far each is from a half."""
+    """Accuracies of the answering clients, as a sum, and the squares of how far each is from a half; the images that
+    they tested on, and the counts from which the other scores follow, of all clients' images together."""
 
     accuracy: float = wire(additive=True, low=0, high="clients")
     squares: float = wire(additive=True, low=0, high="clients")
     clients: int = wire(torch.int64, additive=True, low=0, high=1)
+    images: int = wire(torch.int64, additive=True, low=0)
+    tally: Params = wire(torch.float64, shape="tally", additive=True, low=0, high="images")
 
 
 @message
@@ -57,21 +60,33 @@ class Hits:
     images: int = wire(torch.int64, additive=True, low=0)
 
 
+def score_bounds(task: Task) -> Bounds:
+    """What both ends of an evaluation agree on."""
+    return {"tally": tally_shapes(task.classes)}
+
+
 async def score(model: Model, w: Params, me: Site) -> Score:
     """A client's reply to an evaluation; a client without a test set counts for nothing."""
     if me.data.test is None or len(me.data.test[1]) == 0:
-        return Score(0.0, 0.0, 0)
-    mine = await accuracy(model, w, me.data.test)
-    return Score(mine, (mine - 0.5) ** 2, 1)
+        nothing = {name: torch.zeros(shape) for name, shape in tally_shapes(model.classes).items()}
+        return Score(0.0, 0.0, 0, 0, nothing)
+    tally = await compute(Classifier(model).tally, w, *me.data.test)
+    images = len(me.data.test[1])
+    mine = float(tally["right"].sum()) / images
+    return Score(mine, (mine - 0.5) ** 2, 1, images, tally)
 
 
 async def over_clients(fed: Federation, request: object) -> dict[str, float]:
-    """Mean and deviation of the accuracies of all clients that have a test set; `request` may be one for each."""
+    """Mean and deviation of the accuracies of all clients that have a test set, and the other scores over all their
+    images together; `request` may be one for each client."""
     total = (await fed.ask(_addressed(fed, request), None, Score)).sum
     clients = max(1, total.clients)
     mean = float(total.accuracy) / clients
     variance = float(total.squares) / clients - (mean - 0.5) ** 2 if total.clients else 0.0
-    return {"accuracy": mean, "deviation_between_clients": math.sqrt(max(0.0, variance))}
+    deviation = {"deviation_between_clients": math.sqrt(max(0.0, variance))}
+    return (
+        {**scores_of(total.tally), "accuracy": mean, **deviation} if total.clients else {"accuracy": mean, **deviation}
+    )
 
 
 async def hits_on_own_labels(model: Model, w: Params, me: Site, shares: int) -> Hits:

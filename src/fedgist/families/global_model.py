@@ -23,10 +23,11 @@ from fedgist.families.evaluation import (
     over_clients,
     pooled_over_clients,
     score,
+    score_bounds,
 )
 from fedgist.families.local_training import LocalOptions
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import scores
 from fedgist.options import option
 
 T = TypeVar("T")
@@ -119,7 +120,8 @@ class SentWeights(Method[Options]):
         net = self.task.models[model]
         template = self.travel.shapes(net)
         weights, statistics = statistics_apart(net.buffers, template)
-        return {**super().bounds(model), "model": template, "weights": weights, "statistics": statistics}
+        parts = {"model": template, "weights": weights, "statistics": statistics}
+        return {**super().bounds(model), **parts, **score_bounds(self.task)}
 
     def client_init(self, me: Site) -> State:
         model = self.model_of(me)
@@ -182,7 +184,7 @@ class GlobalModel(SentWeights[Options]):
         if len(self.travel.names(self.model)) < len(self.model.shapes):
             found = await over_clients(fed, EvaluateThis(state["w"]))
         else:
-            found = {"accuracy": await accuracy(self.model, state["w"], test)}
+            found = await scores(self.model, state["w"], test)
         if self.config.published:
             request = EvaluateThisOnOwnLabels(state["w"], len(fed.ids))
             found["accuracy_published"] = await pooled_over_clients(fed, request)

@@ -24,7 +24,7 @@ from fedgist.families.local_training import train, trainer
 from fedgist.families.own_model import OwnModel, OwnModelOptions
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
 from fedgist.learning.distillation import Distiller
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import scores
 from fedgist.options import option
 
 
@@ -149,7 +149,7 @@ class Taught(OwnModel[Options]):
         found = await super().evaluate(state, fed, test)
         found["accuracy_clients"] = found["accuracy"]
         if self.layer is None:
-            found["accuracy"] = await accuracy(self.model, state["w"], test)
+            found |= await scores(self.model, state["w"], test)
         return found
 
     def weights(self, state: State, model: str | None = None) -> Params | None:

@@ -9,7 +9,7 @@ from fedgist.core.federation import Site
 from fedgist.core.message import Params
 from fedgist.core.work import scan
 from fedgist.families.local_training import LocalOptions
-from fedgist.learning.label_logits import LogitTrainer
+from fedgist.learning.label_logits import LogitAverager, LogitTrainer
 from fedgist.learning.training import Trainer
 from fedgist.options import option
 
@@ -21,7 +21,9 @@ class LogitOptions:
     form: str = option("kl", "Pull to the mean logits: divergence of softmaxes, or squares.", choices=("kl", "mse"))
     pull: float = option(1.0, "Weight of that pull; 10 is usual with form=mse.", low=0)
     memory: str = option(
-        "round", "Logits that a client averages: those of the round, or of the whole run.", choices=("round", "run")
+        "round",
+        "Logits that a client averages: those while it trains, in the round or the whole run, or those after it.",
+        choices=("round", "run", "after"),
     )
 
 
@@ -52,4 +54,16 @@ async def train_towards(
         me.state["optimiser"] = state
     if logits.memory == "run":
         me.state["logits"] = sums, counts
-    return Learned(w, sums / counts.clamp_min(1)[:, None], (counts > 0).to(known.dtype))
+    return await tell(options, trainer, me, w, len(known)) if logits.memory == "after" else _learned(w, sums, counts)
+
+
+async def tell(options: LocalOptions, trainer: Trainer, me: Site, w: Params, classes: int) -> Learned:
+    """What a client would have to tell of `w` as it is: the mean logits of its samples, nothing being trained."""
+    plan = me.data.epochs(me.rng("told"), 1, 4 * options.batch)  # forward only: there is room for larger batches
+    none = torch.zeros(classes, classes), torch.zeros(classes)
+    sums, counts = await scan(LogitAverager(trainer.model).step, none, plan, me.data.pool, w)
+    return _learned(w, sums, counts)
+
+
+def _learned(w: Params, sums: Tensor, counts: Tensor) -> Learned:
+    return Learned(w, sums / counts.clamp_min(1)[:, None], (counts > 0).to(counts.dtype))

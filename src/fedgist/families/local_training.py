@@ -17,7 +17,7 @@ from fedgist.core.work import scan
 from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
 from fedgist.learning.training import Loss, Trainer, cross_entropy
-from fedgist.options import option
+from fedgist.options import Role, only_images, option
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class LocalOptions:
     )
     lr: float = option(0.05, "Learning rate of the first round.", above=0)
     schedule: str = option(
-        "constant", "How the learning rate falls over the rounds.", choices=("constant", "exponential", "cosine")
+        "constant",
+        "How the learning rate falls over the rounds.",
+        choices=("constant", "exponential", "cosine", "steps"),
     )
-    decay: float = option(0.99, "Factor a round of the exponential schedule.", above=0, high=1)
+    decay: float = option(0.99, "Factor a round of the exponential schedule, or a step of steps.", above=0, high=1)
     horizon: int = option(100, "Rounds until the cosine schedule reaches zero.", low=1)
     optimiser: str = option("sgd", "Local optimiser.", choices=("sgd", "adam"))
     momentum: float = option(0.0, "Momentum of sgd.", low=0, high=0.9999)
@@ -53,11 +55,16 @@ class LocalOptions:
     clip: float = option(0.0, "Largest norm of a gradient; 0 does not clip.", low=0)
     crop: int = option(0, "Pixels by which images are shifted at random in each step, at most.", low=0)
     flip: bool = option(False, "Mirror half of the images at random in each step.")
+    falls: tuple[int, ...] = option(
+        (), "Rounds after which the schedule steps multiplies the rate by decay, as in 250,400.", low=1, role=Role.LATER
+    )
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (the first is 1)."""
         if self.schedule == "exponential":
             return self.lr * self.decay ** (round - 1)
+        if self.schedule == "steps":
+            return self.lr * self.decay ** sum(round > fall for fall in self.falls)
         if self.schedule == "cosine":
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (round - 1) / self.horizon)))
         return self.lr
@@ -72,6 +79,7 @@ class LocalOptions:
         """Batches of `data` with how each of their images is shifted and mirrored, if any is."""
         if not (self.crop or self.flip):
             return plan
+        only_images("crop or flip", data.x.shape[1:])
         height, width = data.x.shape[2:]
         if self.crop >= min(height, width):
             raise FedgistError(

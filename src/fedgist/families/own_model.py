@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fedgist.core.federation import Federation, Site, State
-from fedgist.core.message import Params
+from fedgist.core.message import Bounds, Params
 from fedgist.core.method import Method, handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Samples, Task
@@ -17,6 +17,7 @@ from fedgist.families.evaluation import (
     over_clients,
     pooled_over_clients,
     score,
+    score_bounds,
 )
 from fedgist.families.local_training import LocalOptions
 from fedgist.options import option
@@ -46,6 +47,9 @@ class OwnModel(Method[Options]):
         super().__init__(config, task)
         if not config.published:  # a client answers nothing that its configuration does not need
             self.handlers = {request: h for request, h in self.handlers.items() if request is not EvaluateOwnLabels}
+
+    def bounds(self, model: str) -> Bounds:
+        return {**super().bounds(model), **score_bounds(self.task)}
 
     def client_init(self, me: Site) -> State:
         rng = Rng(me.rng.root)("common start") if self.config.common_start else me.rng

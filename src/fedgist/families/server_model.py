@@ -7,7 +7,7 @@ from fedgist.core.message import Params
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.core.task import Samples
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import scores
 
 Options = TypeVar("Options")
 
@@ -19,7 +19,7 @@ class ServerModel(Method[Options]):
         return {"w": self.model.init(rng)}
 
     async def evaluate(self, state: State, fed: Federation, test: Samples) -> dict[str, float]:
-        return {"accuracy": await accuracy(self.model, state["w"], test)}
+        return await scores(self.model, state["w"], test)
 
     def weights(self, state: State, model: str | None = None) -> Params | None:
         w: Params = state["w"]

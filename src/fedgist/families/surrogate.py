@@ -21,7 +21,7 @@ from fedgist.families.participation import active_option
 from fedgist.families.server_model import ServerModel
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Trainer
-from fedgist.options import option
+from fedgist.options import Role, option
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entropy
@@ -64,6 +64,12 @@ class SurrogateOptions:
     server_augmentation: tuple[str, ...] = option(
         (), "Changes of each image in the server's batches, one of those named, as in color,crop,cutout.", choices=KINDS
     )
+    server_kinds: str = option(
+        "image",
+        "Which of them: drawn for every image, or one for a whole batch.",
+        choices=("image", "batch"),
+        role=Role.LATER,
+    )
 
 
 @message
@@ -77,7 +83,7 @@ class Current:
 class Images:
     """S_k: images and labels, all of them visible; how many samples each class has, only where images weigh by it."""
 
-    images: Tensor = wire(float32, float16, uint8, shape=("images", "channels", "height", "width"))
+    images: Tensor = wire(float32, float16, uint8, shape=("images", "input"))
     labels: Tensor = wire(int64, shape=("images",), paper=False, low=0, below="classes")
     counts: Params = wire(shape="shown counts", paper=False, low=0)
 
@@ -115,8 +121,6 @@ class Surrogate(ServerModel[Options]):
     def _checked(self, id: str, sent: Images) -> tuple[Tensor, Tensor, Tensor]:
         """Here again: where all are in one process, nobody has looked at values."""
         x, y = sent.images, sent.labels
-        if tuple(x.shape[1:]) != self.task.shape:
-            raise FedgistError(f"client {id} sent images of shape {tuple(x.shape[1:])}, not {self.task.shape}")
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.task.classes:
             raise FedgistError(f"client {id} sent labels that are not between 0 and {self.task.classes - 1}")
         if x.dtype == uint8:
@@ -136,7 +140,8 @@ class Surrogate(ServerModel[Options]):
         plan["lr"][steps // 2 :] *= config.server_decay
         if config.server_augmentation:
             seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
-            plan["changes"] = Augmentation(config.server_augmentation, self.task.shape[1:]).draw(seeds.to(x.device))
+            augmentation = Augmentation(config.server_augmentation, self.task.shape[1:])
+            plan["changes"] = augmentation.draw(seeds.to(x.device), one_kind=config.server_kinds == "batch")
         sgd = SGD(config.server_momentum, config.server_weight_decay)
         learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
         w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)

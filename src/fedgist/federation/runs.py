@@ -1,11 +1,11 @@
 """A run across sites, whatever carries the envelopes."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError
@@ -21,7 +21,14 @@ from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 from fedgist.federation.protocol.envelope import Question
 from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
-from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, Transport, ask_introductions
+from fedgist.federation.protocol.remote_engine import (
+    Introduced,
+    Lost,
+    Patience,
+    RemoteEngine,
+    Transport,
+    ask_introductions,
+)
 from fedgist.options import Role, having, options, toml_value
 from fedgist.words import plain, short
 
@@ -50,18 +57,24 @@ def run(
     resume: bool,
     patience: Patience,
     progress: Progress,
+    membership: "Membership | None" = None,
 ) -> runner.Result:
     """One run across sites, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
     with connected() as transport:
+        found = _introductions(sites, known, transport, patience, membership)
         if resume and known.folder.started:  # the server's state may hold a part for each architecture: they stay
             chosen = configs.resolve(configs.load(known.folder.config)).architectures
         else:
-            chosen = _architectures(sites, known, transport, patience)
+            chosen = _architectures(sites, known, found, patience)
         final = configs.resolve({**configs.flat(known.config), "architectures": chosen})
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
-            return RemoteEngine(method, transport, inputs.info, seed=config.seed, executor=executor, patience=patience)
+            protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
+            seed, info = config.seed, inputs.info
+            return RemoteEngine(
+                method, transport, info, seed=seed, executor=executor, patience=patience, protocols=protocols
+            )
 
         def load(config: RunConfig) -> Inputs:
             return sources.with_architectures(config, known.inputs)
@@ -103,23 +116,46 @@ def check(config: RunConfig) -> None:
         raise FedgistError(f"{config.method} wants all data at one site, which is what a federation is not for")
 
 
-def _architectures(sites: Sequence[str], known: Settled, transport: Transport, patience: Patience) -> tuple[str, ...]:
+class Membership(Protocol):
+    """Who keeps the roster of a federation."""
+
+    def roster(self) -> bytes:
+        """The newest roster, for the sites; empty where there is none."""
+
+    def hear(self, announced: Mapping[str, bytes]) -> bool:
+        """Take what sites announce as their keys; True if that made a new roster."""
+
+
+def _introductions(
+    sites: Sequence[str], known: Settled, transport: Transport, patience: Patience, membership: Membership | None
+) -> dict[str, Introduced | Lost]:
+    """What the sites say of themselves; they are told the newest roster, also one with what they have announced now."""
+    question = Question(known.config.method, list(known.inputs.task.shape), known.inputs.task.classes)
+
+    def ask() -> dict[str, Introduced | Lost]:
+        roster = membership.roster() if membership else b""
+        return ask_introductions(transport, sites, question, patience.timeout, roster)
+
+    found = ask()
+    announced = {id: one.announced for id, one in found.items() if isinstance(one, Introduced) and one.announced}
+    return ask() if membership and membership.hear(announced) else found
+
+
+def _architectures(
+    sites: Sequence[str], known: Settled, found: Mapping[str, Introduced | Lost], patience: Patience
+) -> tuple[str, ...]:
     """What each site runs from now on: what it announced, and the run's model where it announced nothing."""
-    config, task = known.config, known.inputs.task
-    question = Question(config.method, list(task.shape), task.classes)
-    found = ask_introductions(transport, list(sites), question, patience.timeout)
-    unfit = {model: _misfit(known, model) for model in {*found.values()} if isinstance(model, str) and model}
-    absent = {
-        id: answer.why if isinstance(answer, Lost) else str(unfit[answer])
-        for id, answer in found.items()
-        if isinstance(answer, Lost) or unfit.get(answer)
-    }
+    config = known.config
+    models = {id: one.model for id, one in found.items() if isinstance(one, Introduced)}
+    unfit = {model: _misfit(known, model) for model in {*models.values()} if model}
+    absent = {id: one.why for id, one in found.items() if isinstance(one, Lost)}
+    absent |= {id: why for id, model in models.items() if (why := unfit.get(model))}
     for id, why in sorted(absent.items()):
         log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")
     if len(sites) - len(absent) < patience.sites:
         raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
-    announced = {id: answer for id, answer in found.items() if id not in absent}
-    return tuple(str(announced.get(id) or config.model) for id in sorted(sites))  # dealt out in the order of the names
+    chosen = {id: model for id, model in models.items() if id not in absent}
+    return tuple(chosen.get(id) or config.model for id in sorted(sites))  # dealt out in the order of the names
 
 
 def _misfit(known: Settled, model: str) -> str | None:

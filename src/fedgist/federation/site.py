@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.federation import kits, processes, site_models, site_setup
-from fedgist.federation.protocol import audit, policy
+from fedgist.federation import kits, membership, processes, records, site_models, site_setup
+from fedgist.federation.protocol import audit, keys, policy, roster
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.site_setup import Settings
@@ -28,7 +28,20 @@ class ProvisionedSite(FlareSite):
 
 def _host(site: str, kit: Path) -> SiteHost:
     settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
-    return site_setup.make_host(site, kit / "fedgist", settings, policy.load(kit / "policy.toml"))
+    rules = policy.load(kit / "policy.toml")
+    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told))
+
+
+def _enrol(kit: Path, told: bytes) -> bytes:
+    """Keep a newer roster, and announce the site's keys; a kit from before rosters knows nobody who could sign one."""
+    if not (kit / roster.AUTHORITY).is_file():
+        return b""
+    try:
+        if told:
+            roster.accept(kit, told)
+    except roster.BadRoster as error:
+        raise policy.Refused(str(error)) from error
+    return keys.announce(kit)
 
 
 def export(kit: Path, run: str, out: Path, say: processes.Say) -> None:
@@ -49,12 +62,15 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     if settings.model:
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
-    (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
-    say(f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}")
-    say(_summary(rules, kit))
-    say(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
-    with processes.only_one(kit) as lock:
-        return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, say, lock)
+    with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
+        (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
+        images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
+        tell(f"site {name}: {images}")
+        tell(_summary(rules, kit))
+        tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
+        if warning := _ending(kit, name).warning:
+            tell(f"warning: {warning}")
+        return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, tell, lock)
 
 
 def status(kit: Path) -> list[str]:
@@ -62,12 +78,19 @@ def status(kit: Path) -> list[str]:
     name, (host, port) = _identity(kit)
     lines = [f"site {name} of the server {host}:{port}; {'running' if processes.in_use(kit) else 'not running'}"]
     lines.append(_summary(_rules(kit), kit))
+    end = _ending(kit, name)
+    lines.append(f"its certificate ends on {end.end:%Y-%m-%d}")
+    lines += [f"warning: {end.warning}"] * bool(end.warning)
     notes = audit.read(kit / "fedgist" / "audit.jsonl")
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
         lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
     for note in [note for note in notes if note.get("refused")][-LAST:]:
         lines.append(f"{note['time']} refused: {note['why']}")
     return lines
+
+
+def _ending(kit: Path, name: str) -> membership.Ending:
+    return membership.ending(name, kit / "startup" / "client.crt")
 
 
 def _rules(kit: Path) -> policy.Policy:

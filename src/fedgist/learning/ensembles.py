@@ -9,7 +9,8 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
-from fedgist.core.task import Model
+from fedgist.core.task import Model, Output
+from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
 from fedgist.learning.distillation import Distiller
 from fedgist.learning.evaluation import BATCH
@@ -31,6 +32,11 @@ class Ensemble:
             return torch.stack(list(each)).sum(0)
 
         return torch.cat([said(part) for part in x.split(BATCH[x.device.type])])
+
+    def __call__(self, w: Tree, x: Tensor) -> Output:
+        """What the ensemble says, as a model would: `w` holds its `members` and their `shares`."""
+        said = self.logits(w["members"], w["shares"], x)
+        return Output(said, said, {})
 
     def hits(self, members: Params, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """How many images of each label the ensemble gets right: [classes]."""

@@ -1,7 +1,8 @@
 """Federated distillation's way of teaching: the mean logits of each label. Jeong et al. 2018 (FD).
 
-A client sums up the logits that its model gives while it trains, label by label, and is drawn towards the mean of all
-clients' means. Zhu et al. 2021 (FedGen) draw by the divergence of softmaxes, Berdoz 2022 by the squared distance.
+A client sums up the logits that its model gives while it trains, or after it, label by label, and is drawn towards the
+mean of all clients' means. Zhu et al. 2021 (FedGen) draw by the divergence of softmaxes, Berdoz 2022 by the squared
+distance.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.message import Params
+from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.learning.training import Carry, Trainer, cross_entropy, samples
 
@@ -45,8 +47,25 @@ class LogitTrainer:
             return cross_entropy(output, y, mask, trained) + pull * drawn, output.buffers, output.logits
 
         inner, logits = self.trainer.descend(inner, lr, objective)
-        held = (y[:, None] == torch.arange(len(known), device=y.device)).to(logits.dtype) * mask[:, None]
-        return inner, sums + held.T @ logits, counts + held.sum(0)
+        return inner, *_with(sums, counts, logits, y, mask)
+
+
+@dataclass(frozen=True)
+class LogitAverager:
+    """Sums up, label by label, the logits that a model gives when it is evaluated (the code of Berdoz 2022)."""
+
+    model: Model
+
+    def step(self, carry: tuple[Tensor, Tensor], batch: Tree, pool: Tree, w: Params) -> tuple[Tensor, Tensor]:
+        """(sums of logits [C, C], counts [C]) -> the same with one more batch."""
+        x, y = samples(batch, pool)
+        return _with(*carry, self.model(w, x).logits, y, batch["mask"])
+
+
+def _with(sums: Tensor, counts: Tensor, logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums and counts by label with a batch's logits added."""
+    held = (y[:, None] == torch.arange(len(counts), device=y.device)).to(logits.dtype) * mask[:, None]
+    return sums + held.T @ logits, counts + held.sum(0)
 
 
 def mean_logits(means: Tensor, holders: Tensor, otherwise: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Config(fg.TaughtOptions, DreamOptions, SpaceOptions):
     dream_lr: float = fg.option(0.05, "Learning rate of the dreams.", above=0)
     server_lr: float | None = fg.option(None, "fedavg, fedadam: rate of the server, if not 1 and dream_lr.", above=0)
     adaptive: float = fg.option(0.0, "distadam: weight of seeking where the student is unsure, once it learns.", low=0)
+    adaptive_from: int = fg.option(1, "The first round in which adaptive counts.", low=1, role=fg.Role.LATER)
     bits: int = fg.option(32, "Bits of a number in an update: 32, 16, or 8 (then dreams travel in 16).", choices=BITS)
     labels: str = fg.option("logits", "What is averaged to a soft label.", choices=("logits", "probabilities"))
 
@@ -197,7 +198,7 @@ class CoDream(fg.Taught[Config]):
             else:
                 total, p = await self.offloaded(fed, shown, v, unit)
             update = fg.tree.scale(total, unit if printed else 1 / p if p else 0.0)
-            if self.config.adaptive and len(state["buffer"]["x"]):
+            if self.config.adaptive and fed.round >= self.config.adaptive_from and len(state["buffer"]["x"]):
                 unsure = await fg.compute(Unsure(self.model, self.space).gradient, v, state["w"])
                 update = fg.tree.add(update, fg.tree.scale(unsure, self.config.adaptive))
             v, moments = await fg.compute(self.optimiser.step, v, update, moments)

@@ -100,14 +100,13 @@ class FedDF(fg.SentWeights[Config]):
 
     async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
         """The mean over prototypes, and each of several; the mean over clients where these complete the model."""
-        found: dict[str, float] = {}
         if any(len(self.travel.names(model)) < len(model.shapes) for model in self.task.models.values()):
             found = await fg.over_clients(fed, self.requests(state, fed, fg.EvaluateThis))
         else:
-            each = {name: await fg.accuracy(self.task.models[name], w, test) for name, w in state["w"].items()}
-            found["accuracy"] = sum(each.values()) / len(each)
+            each = {name: await fg.scores(self.task.models[name], w, test) for name, w in state["w"].items()}
+            found = {key: sum(of[key] for of in each.values()) / len(each) for key in next(iter(each.values()))}
             if len(each) > 1:
-                found |= {f"accuracy_{name}": value for name, value in each.items()}
+                found |= {f"accuracy_{name}": of["accuracy"] for name, of in each.items()}
         if self.config.published:
             requests = self.requests(state, fed, lambda w: fg.EvaluateThisOnOwnLabels(w, len(fed.ids)))
             found["accuracy_published"] = await fg.pooled_over_clients(fed, requests)

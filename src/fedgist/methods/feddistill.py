@@ -18,6 +18,14 @@ from fedgist.learning.label_logits import mean_logits
 @dataclass(frozen=True)
 class Config(fg.LogitOptions, fg.OwnModelOptions):
     active: float = fg.active_option()
+    untrained_start: bool = fg.option(
+        False, "The first round draws to the logits of untrained models, not to nothing.", role=fg.Role.LATER
+    )
+
+
+@fg.message
+class Begin:
+    """Tell the mean logits of your model before it has learned anything (untrained_start=true)."""
 
 
 @fg.message
@@ -51,15 +59,32 @@ class FedDistill(fg.OwnModel[Config]):
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "active": 0.6},
     }
 
+    def __init__(self, config: Config, task: fg.Task):
+        super().__init__(config, task)
+        if not config.untrained_start:  # a client answers nothing that its configuration does not need
+            self.handlers = {request: h for request, h in self.handlers.items() if request is not Begin}
+
     def server_init(self, rng: fg.Rng) -> fg.State:
         classes = self.task.classes
         return {"table": torch.zeros(classes, classes), "known": torch.zeros(classes)}
 
     async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        chosen = fed.sample(self.config.active)
+        if self.config.untrained_start and fed.round == 1:
+            state = self.told(state, (await fed.ask(chosen, Begin(), Local)).sum)
         lesson = Global(state["table"], state["known"])
-        total = (await fed.ask(fed.sample(self.config.active), lesson, Local)).sum
+        return self.told(state, (await fed.ask(chosen, lesson, Local)).sum)
+
+    def told(self, state: fg.State, total: Local) -> fg.State:
+        """The table with what clients said in its place, label by label."""
         known = torch.maximum(state["known"], (total.holders > 0).to(state["known"]))
         return {"table": mean_logits(total.means, total.holders, otherwise=state["table"]), "known": known}
+
+    @fg.handler
+    async def begin(self, me: fg.Site, msg: Begin) -> Local:
+        learner = fg.trainer(self.config, self.model_of(me))
+        lesson = await fg.tell(self.config, learner, me, me.state["w"], self.task.classes)
+        return Local(lesson.means, lesson.held)
 
     @fg.handler
     async def update(self, me: fg.Site, msg: Global) -> Local:

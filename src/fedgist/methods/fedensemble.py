@@ -73,14 +73,15 @@ class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):
         alone = {
             name.replace("accuracy", "accuracy_fedavg"): v
             for name, v in (await super().evaluate(state, fed, test)).items()
+            if name.startswith("accuracy")
         }
         if "members" not in state:  # before the first round there is only the global model
             return {"accuracy": alone["accuracy_fedavg"]}
-        x, y = test
-        hits = await fg.compute(Ensemble(self.model).hits, state["members"], state["shares"], x, y)
-        images = torch.bincount(y, minlength=self.task.classes)
-        found = {"accuracy": int(hits.sum()) / max(1, len(y))}
+        found = await fg.scores(Ensemble(self.model), {"members": state["members"], "shares": state["shares"]}, test)
         if self.config.published:
+            x, y = test
+            hits = await fg.compute(Ensemble(self.model).hits, state["members"], state["shares"], x, y)
+            images = torch.bincount(y, minlength=self.task.classes)
             users = (await fed.ask(fed.ids, WhichLabels(), Holders)).sum.users
             found["accuracy_published"] = int((hits * users).sum()) / max(1, int((images * users).sum()))
         return found | alone

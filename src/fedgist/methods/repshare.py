@@ -6,7 +6,7 @@ Deviations from the paper:
 1. Losses are means over features and classes, as in the published code (`reduction=code`); `paper` is as printed.
 2. Class means travel as sums and counts, of which the relay sees only totals; a mean is over samples, not over clients.
 3. What nobody has released is absent and adds nothing to a loss. So the first round is learning alone; Algorithm 1
-   starts from random representations, and the code from those of untrained nets (garbage where a class is lacking).
+   starts from random representations, and the code from those of untrained nets: `untrained_start`.
 4. With M_down observations a loss is the mean over them, the expectation of the paper's random choice of one.
 5. log(1 − ĥ) is computed exactly, where the code clamps it at −100.
 6. A client that was away trains for the missed rounds when it is back, as if it had done so meanwhile.
@@ -53,6 +53,7 @@ class Config(fg.OwnModelOptions, Choices):
         0, "Rounds after which a relay forgets an observation; 0 keeps the last of everybody.", low=0
     )
     train_offline: bool = fg.option(True, "A client that was away has gone on training with what it heard last.")
+    untrained_start: bool = fg.option(False, "Round 1 learns from untrained nets' features.", role=fg.Role.LATER)
     choices: tuple[str, ...] = fg.option(
         (),
         "Choices of single clients, as in 3:lambda_kd=0:peers=1+2,4:share=0.5.",
@@ -138,6 +139,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
             state = self.store(state, fetched, fed.round)
             await fed.ask({fed.node: self.lesson(state, fed.node, fed.rng)}, None, Representations)
             return state
+        if self.config.untrained_start and fed.round == 1:
+            state = self.store(state, await fed.ask(fed.ids, Fetch(), Representations), 0)
         lessons = {id: self.lesson(state, id, fed.rng) for id in fed.ids}
         answers = await fed.ask(lessons, None, Representations)
         self.exhibit(fed, answers.ids, answers)
@@ -205,9 +208,9 @@ class RepresentationSharing(fg.OwnModel[Config]):
 
     @fg.handler
     async def fetch(self, me: fg.Site, msg: Fetch) -> Representations:
-        """What was released last; nothing before a client has learned."""
-        if "released" in me.state:
-            return Representations(**me.state["released"])
+        """What was released last; before a client has learned nothing, or what its untrained net gives."""
+        if "released" in me.state or self.config.untrained_start:
+            return Representations(**(me.state.get("released") or await self.release(me)))
         return Representations(**self._released(torch.zeros(self.task.classes), *self._zeros()))
 
     async def release(self, site: fg.Site) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.errors import unknown
+from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import uniform
 
 KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
@@ -33,17 +33,21 @@ class Augmentation:
     """The kinds to draw from, for images of that height and width. Digits should not be flipped."""
 
     kinds: tuple[str, ...]
-    size: tuple[int, int]
+    size: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if len(self.size) != 2:
+            raise FedgistError("an augmentation is for images, and an input here is none: leave it out")
         for kind in self.kinds:
             if kind not in KINDS:
                 raise unknown("augmentation", kind, KINDS)
 
-    def draw(self, seeds: Tensor) -> Tensor:
-        """A change for each of the seeds: [*seeds, numbers], in the order of `Change`."""
+    def draw(self, seeds: Tensor, one_kind: bool = False) -> Tensor:
+        """A change for each of the seeds: [*seeds, numbers], in the order of `Change`; in a row, all of one kind."""
         u = torch.vmap(lambda seed: uniform(seed, (4,)))(seeds.flatten()).T
-        chosen = (u[0] * len(self.kinds)).floor()
+        kind = u[0].reshape(seeds.shape)
+        kind = kind[..., :1].expand(seeds.shape) if one_kind else kind
+        chosen = (kind.flatten() * len(self.kinds)).floor()
         active = {kind: chosen == (self.kinds.index(kind) if kind in self.kinds else -1) for kind in KINDS}
         numbers = [*_color(u[1:], active), *_reading(u[1:3], active, self.size), *_hole(u[1:3], active, self.size)]
         return torch.stack(numbers, -1).reshape(*seeds.shape, len(numbers))
@@ -60,7 +64,7 @@ def _color(u: Tensor, active: dict[str, Tensor]) -> list[Tensor]:
     return [contrast * saturation, contrast * (1 - saturation), 1 - contrast, brightness]
 
 
-def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, ...]) -> list[Tensor]:
     """Shift by whole pixels, mirror, enlarge or reduce, turn: where a pixel's value is read, as an affine map.
 
     Its two rows, for across and down, take how far the pixel is right of the centre, how far below, and 1.
@@ -78,7 +82,7 @@ def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> lis
     return across + [part * 2 / height for part in (sin * mirror, cos, down)]
 
 
-def _hole(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+def _hole(u: Tensor, active: dict[str, Tensor], size: tuple[int, ...]) -> list[Tensor]:
     """How far the middle of a hole, which is anywhere, is below the centre of the image and right of it."""
 
     def middle(v: Tensor, side: int) -> Tensor:

@@ -10,6 +10,7 @@ from asking import TASK, Asking, Config, host
 from fedgist.core.errors import FedgistError
 from fedgist.engines import executor
 from fedgist.federation.protocol.envelope import (
+    PROTOCOL,
     Question,
     Ready,
     Refusal,
@@ -17,7 +18,7 @@ from fedgist.federation.protocol.envelope import (
     seal,
 )
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine, ask_introductions
+from fedgist.federation.protocol.remote_engine import Introduced, Lost, Patience, RemoteEngine, ask_introductions
 
 
 class Wire:
@@ -131,7 +132,7 @@ def test_introductions(tmp_path: Path) -> None:
     wire.hosts["a"] = host(tmp_path, "a", model="lenet5")
     wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
     found = ask_introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
-    assert (found["a"], found["c"]) == ("lenet5", "")
+    assert (found["a"], found["c"]) == (Introduced("lenet5", PROTOCOL, b""), Introduced("", PROTOCOL, b""))
     assert isinstance(found["b"], Lost) and "policy" in found["b"].why
 
 

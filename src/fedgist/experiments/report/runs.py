@@ -26,7 +26,12 @@ KNOWN = {
     "bytes_up",
     "bytes_down",
     BETWEEN,
+    "balanced_accuracy",
+    "auroc",
+    "calibration_error",
 }
+RECALL = "recall_"
+"""What the names of a row's recalls begin with; the class follows."""
 SYMBOLS = {"w": "model", "p": "weight in the mean", "x": "inputs"}
 """Fields of messages that have the papers' letters for names, in words."""
 FEW = 3  # differing options that a label may name
@@ -153,7 +158,9 @@ class Run:
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for row in self.rows:
             for name, value in row.items():
-                if name not in KNOWN and isinstance(value, (int, float)) and math.isfinite(value):
+                if name in KNOWN or name.startswith(RECALL):
+                    continue
+                if isinstance(value, (int, float)) and math.isfinite(value):
                     found[name][row["round"]] = float(value)
         return dict(found)
 

@@ -139,35 +139,36 @@ def _play(faults: Faults, folder: Path, name: str) -> Outcome:
     with world.disk.between():
         finished = _operate(config, run, there, world, operator, make, outcome)
         world.drain()
-    if finished:
-        outcome.wrong += invariants.broken(world, run, config, inputs, method, outcome)
+    if finished is not None:
+        outcome.wrong += invariants.broken(world, run, finished, inputs, method, outcome)
     return outcome
 
 
 def _operate(
     config: RunConfig, run: RunFolder, inputs: Inputs, world: World, operator: Operator, make: Any, outcome: Outcome
-) -> bool:
-    """Start the server, and start it again whatever it died of, until the run has ended."""
+) -> RunConfig | None:
+    """Start the server, and start it again whatever it died of, until the run has ended; None if it does not."""
     while outcome.attempts < MOST_ATTEMPTS:
         outcome.attempts += 1
         try:
             runner.run(config, run.path, True, lambda _: inputs, operator, make)
-            return True
+            return config
         except Crash:
             world.server_died()
         except (FedgistError, OSError) as error:
             world.tell(f"the server stops: {error}")
             if not _expected(error):
                 outcome.wrong.append(f"the server stopped: {error}")
-                return False
+                return None
             if "no evaluation" in str(error):
-                operator.shown = 0  # the last round is done again
+                operator.shown = 0  # the last round is done again, and one more for another evaluation
+                config = replace(config, rounds=config.rounds + 1)
             world.make_room()
         except Exception:
             outcome.wrong.append(f"the server failed: {traceback.format_exc()}")
-            return False
+            return None
     outcome.wrong.append(f"the run does not end in {MOST_ATTEMPTS} attempts")
-    return False
+    return None
 
 
 def _expected(error: Exception) -> bool:

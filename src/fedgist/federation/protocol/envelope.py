@@ -1,9 +1,12 @@
 """Envelopes: what travels between a server and a site on a real network: who and when in JSON, then a message's bytes.
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
-message); it sends back an `Introduction`, `Ready`, a `Reply`, or a `Refusal` that says why not. Like messages,
-envelopes are checked field by field before anything is made of them, and nothing in them is executed. A digest at the
-end tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
+message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
+messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed. A
+digest tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
+
+The protocol has a version. A field that came later says with `since` when, and what its absence means; whoever speaks
+the version before is not sent it, so that server and sites need not be updated on one day.
 """
 
 import dataclasses
@@ -17,27 +20,40 @@ from typing import Any
 
 from fedgist.core.message import WireError
 
+PROTOCOL = 2
+"""The version that is spoken here; 1 had none of the fields with a `since`."""
 LONGEST_HEADER = 1 << 16
 LONGEST_TEXT = 1000
-DIGEST = hashlib.sha256().digest_size
+DIGEST = "sha256"
+"""The field that version 2 of the protocol adds to every header; without it, one comes from version 1."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
 
 
+def since(version: int, default: Any, before: Any) -> Any:
+    """A field that came with a version of the protocol; `before` is what it means where it is missing."""
+    return dataclasses.field(default=default, metadata={"since": version, "before": before})
+
+
 @dataclass(frozen=True)
 class Question:
-    """Which architecture would you run for this method and data of this form?"""
+    """Which architecture would you run for this method and data of this form? The newest roster may follow."""
 
     method: str
     shape: list[int]
     classes: int
+    protocol: int = since(2, PROTOCOL, 1)
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """The architecture that a site has chosen (empty: whatever the run says); nothing about its data."""
+    """The architecture that a site has chosen (empty: whatever the run says); nothing about its data.
+
+    The site's public keys may follow, as it announces them for the roster.
+    """
 
     model: str
+    protocol: int = since(2, PROTOCOL, 1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,9 @@ class Start:
     model: str
     options: dict[str, Any]
     task: dict[str, Any]
+    protocol: int = since(2, PROTOCOL, 1)
+    layer: str = since(2, "", "")
+    """What lies between a site's reply and what the server gets of it, in JSON; empty where nothing does."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,8 @@ class Request:
     state: str
     """The version to start from; empty is the first state."""
     keep: list[str]
+    invited: int = since(2, 0, 0)
+    """How many bytes of the message are the layer's invitation, which comes first."""
 
     @property
     def version(self) -> str:
@@ -89,8 +110,17 @@ class Reply:
     version: str
     type: str
     changed: bool
-    request: str
+    request: str = since(2, "", "")
     """The fingerprint of what it answers."""
+
+
+@dataclass(frozen=True)
+class Unfitting:
+    """No answer yet, because a field does not fit what the layer's invitation says; what it needs."""
+
+    field: str
+    needed: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -101,43 +131,74 @@ class Refusal:
     why: str
 
 
-Header = Question | Introduction | Start | Ready | Request | Reply | Refusal
+Header = Question | Introduction | Start | Ready | Request | Reply | Unfitting | Refusal
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header)}
 
 
-def seal(header: Header, payload: bytes = b"") -> bytes:
-    """The envelope as it travels: the length of the header in eight bytes, the header, the message, their SHA-256."""
-    fields = {"kind": type(header).__name__, **dataclasses.asdict(header)}
-    text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
-    parts, digest = [len(text).to_bytes(8, "little"), text, payload], hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return b"".join([*parts, digest.digest()])
+def seal(header: Header, payload: bytes = b"", protocol: int = PROTOCOL) -> bytes:
+    """The envelope as it travels: the length of the header in eight bytes, the header, the message.
+
+    Fields that the other's version of the protocol does not know are left out.
+    """
+    later = {one.name for one in dataclasses.fields(header) if one.metadata.get("since", 1) > protocol}
+    known = {name: value for name, value in dataclasses.asdict(header).items() if name not in later}
+    fields = {"kind": type(header).__name__, **known}
+    if protocol > 1:
+        fields[DIGEST] = _digest(fields, payload)
+    text = _written(fields)
+    return b"".join([len(text).to_bytes(8, "little"), text, payload])
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(fields: dict[str, Any], payload: bytes | memoryview) -> str:
+    """Of the header's other fields, and of the message."""
+    made = hashlib.sha256(_written(fields))
+    made.update(payload)
+    return made.hexdigest()
 
 
 def unseal(data: bytes) -> tuple[Header, bytes]:
     """What `seal` closed, or a `WireError`."""
-    length, end = int.from_bytes(data[:8], "little"), len(data) - DIGEST
-    if end < 8 or length > min(end - 8, LONGEST_HEADER):
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, LONGEST_HEADER):
         raise WireError("not an envelope: cut short")
-    if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
-        raise WireError("not an envelope: cut short or damaged on its way")
     try:
         fields = json.loads(data[8 : 8 + length], parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise WireError("not an envelope: unreadable header") from error
-    kind = KINDS.get(str(fields.pop("kind", ""))) if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        raise WireError("not an envelope: it does not say what it is")
+    digest = fields.pop(DIGEST, None)
+    if digest is not None and digest != _digest(fields, memoryview(data)[8 + length :]):
+        raise WireError("not an envelope: cut short or damaged on its way")
+    _check_version(fields.get("protocol", PROTOCOL))
+    kind = KINDS.get(str(fields.pop("kind", "")))
     if kind is None:
         raise WireError("not an envelope: it does not say what it is")
     hints = _hints(kind)
+    missing = {one.name: one.metadata["before"] for one in dataclasses.fields(kind) if "since" in one.metadata}
+    fields = {**missing, **fields}
     if fields.keys() != hints.keys():
         raise WireError(f"{kind.__name__}: its fields are not those of one")
     for name, hint in hints.items():
         _check(kind.__name__, name, fields[name], hint)
-    return kind(**fields), data[8 + length : end]
+    return kind(**fields), data[8 + length :]
 
 
 _hints = cache(typing.get_type_hints)
+
+
+def _check_version(spoken: Any) -> None:
+    """A version of difference is bridged by the newer end, which says less to the older one."""
+    if type(spoken) is int and abs(spoken - PROTOCOL) > 1:
+        here, there = ("the other end", "here") if spoken > PROTOCOL else ("this end", "there")
+        raise WireError(
+            f"{here} speaks version {max(spoken, PROTOCOL)} of the protocol, and {there} it is version "
+            f"{min(spoken, PROTOCOL)}: update fedgist {there}"
+        )
 
 
 def _no_number(name: str) -> None:

@@ -17,18 +17,20 @@ from typing import Any
 
 from fedgist import storage
 from fedgist.core import tree
-from fedgist.core.codec import Codec, to_bytes
+from fedgist.core.codec import Codec, Leaves, to_bytes
 from fedgist.core.federation import Site
 from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
+from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    PROTOCOL,
     Header,
     Introduction,
     Question,
@@ -37,6 +39,7 @@ from fedgist.federation.protocol.envelope import (
     Reply,
     Request,
     Start,
+    Unfitting,
     seal,
     unseal,
 )
@@ -48,9 +51,22 @@ log = logging.getLogger("fedgist")
 Prepare = Callable[[Start], tuple[Method, ClientData]]
 """Builds the method of a run and loads the site's data for it."""
 
+MakeLayer = Callable[[Start, Path], SiteLayer]
+"""Makes a site's half of what lies between its replies and the server; the folder is the run's."""
+
+Enrol = Callable[[bytes], bytes]
+"""Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
+
 PHASES = ("round", "evaluation")
 NEWER = 8
 """States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
+
+
+def plain_layer(start: Start, folder: Path) -> SiteLayer:
+    """Replies travel as they are."""
+    if start.layer:
+        raise Refused("the run wants secure sums, for which this site has no keys")
+    return PlainSite()
 
 
 class States:
@@ -95,18 +111,35 @@ def _when(version: str) -> tuple[int, bool, int]:
 class SiteRun:
     """One run, as a site takes part in it."""
 
-    def __init__(self, id: str, start: Start, method: Method, data: ClientData, executor: Executor, folder: Path):
+    def __init__(
+        self,
+        id: str,
+        start: Start,
+        method: Method,
+        data: ClientData,
+        executor: Executor,
+        folder: Path,
+        layer: SiteLayer,
+    ):
         self.id, self.start, self.method, self.data, self.executor = id, start, method, data, executor
-        self.codec = Codec(method.bounds(start.model), executor.place)
+        self.layer = layer
+        self.codec = Codec({**method.bounds(start.model), **layer.form.bounds}, executor.place)
         self.handlers = {tag_of(handler.request): handler for handler in method.handlers.values()}
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
         self.answered = Answered(folder / "answered.txt")
         self._judged: Request | None = None
-        with suppress(OSError, WireError):  # none yet, or one that an earlier version of fedgist wrote
+        with suppress(OSError, WireError):  # none yet, or a damaged one
             self._judged = self._last_judged()[0]
 
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        here = Exchange(header.run, header.phase, header.round, header.exchange)
+        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        for request, own in self.layer.form.own.items():
+            if header.type == tag_of(request):
+                answered = self.layer.answer(here, request, self.codec.read(request, payload))
+                return Reply(header.run, header.version, tag_of(own), False, fingerprint), to_bytes(own, answered)
+        invitation, payload = self._invitation(payload[: header.invited]), payload[header.invited :]
         if header.type not in self.handlers or header.phase not in PHASES:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
@@ -119,16 +152,24 @@ class SiteRun:
         (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
         if isinstance(reply, SiteFailure):
             raise reply
-        packed = to_bytes(handler.reply, self.codec.pack(reply))
-        self.answered.note(header.version, asked, packed)
+        leaves = self.codec.pack(reply)
+        self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
+        travels = self.layer.form.travels(handler.reply)
+        packed = to_bytes(travels, wrapped)
         if changed := not tree.same(site.state, before):
             self.states.put(header.version, site.state)
         if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
             with storage.replacing(self.heard) as draft:
-                draft.write_bytes(seal(header, payload))
+                draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header
         self.states.forget(header.version, {header.state, *header.keep, self._judged.state if self._judged else ""})
-        return Reply(header.run, header.version, tag_of(handler.reply), changed, asked), packed
+        return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
+
+    def _invitation(self, data: bytes) -> Leaves:
+        """What the layer goes by; a server that leaves it out wants the reply itself."""
+        kind = self.layer.form.invitation
+        return self.codec.read(kind, data) if kind else {}
 
     @property
     def heard(self) -> Path:
@@ -169,9 +210,11 @@ class SiteHost:
         executor: Executor,
         policy: Policy | None = None,
         model: str = "",
+        enrol: Enrol = lambda roster: b"",
+        layer: MakeLayer = plain_layer,
     ):
-        self.id, self.folder, self.prepare, self.executor = id, folder, prepare, executor
-        self.policy, self.model = policy or Policy(), model
+        self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
+        self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
         self._run: SiteRun | None = None
@@ -199,7 +242,7 @@ class SiteHost:
 
     def _noted(self, data: bytes) -> bytes:
         about: dict[str, Any] = {"kind": "unreadable"}
-        payload = b""
+        payload, spoken = b"", PROTOCOL
         try:
             header, body = unseal(data)
         except WireError as error:
@@ -211,16 +254,17 @@ class SiteHost:
             try:
                 with within_seconds(self.policy.max_seconds):
                     answered, payload = self._answer(header, body)
+                    spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
                 answered = self._refusal(error)
-        sealed = seal(answered, payload)
+        sealed = seal(answered, payload, spoken)
         self.audit.write("out", sealed, **{**about, **_about(answered)})
         return sealed
 
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         if isinstance(header, Question):
             self.policy.check_method(header.method)
-            return Introduction(self.model), b""
+            return Introduction(self.model), self.enrol(payload)
         if isinstance(header, Start):
             if self._run is None or self._run.start != header:
                 self._run = self._begin(header)
@@ -230,6 +274,11 @@ class SiteHost:
                 self._run = self._begin(self._recall_start(header.run))
             return self._run.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
+
+    @property
+    def _spoken(self) -> int:
+        """The version of the protocol that the server of the present run speaks."""
+        return self._run.start.protocol if self._run else PROTOCOL
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
@@ -263,7 +312,8 @@ class SiteHost:
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        return SiteRun(self.id, start, method, here, self.executor, self._folder(start.run))
+        folder = self._folder(start.run)
+        return SiteRun(self.id, start, method, here, self.executor, folder, self.layer(start, folder))
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -276,8 +326,10 @@ class SiteHost:
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
-    def _refusal(self, error: Exception) -> Refusal:
+    def _refusal(self, error: Exception) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
+        if isinstance(error, Unfit):
+            return Unfitting(error.field, error.needed, plain(str(error)))
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
         if isinstance(error, (Refused, WireError, SiteFailure)):

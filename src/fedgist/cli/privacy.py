@@ -1,0 +1,87 @@
+"""Commands about differential privacy: privacy plan, privacy spent."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedgist.cli.common import Debug, Json, flag, note, speaking
+from fedgist.core.errors import FedgistError
+
+app = typer.Typer()
+privacy_app = typer.Typer(help="Differential privacy: noise for a budget, and what was spent.", no_args_is_help=True)
+app.add_typer(privacy_app, name="privacy")
+
+Epsilon = Annotated[float, flag("epsilon", "The budget ε of a data set, over all its releases.", "X")]
+Delta = Annotated[float, flag("delta", "The δ at which it holds.", "X")]
+
+
+@privacy_app.command()
+def plan(
+    epsilon: Epsilon,
+    delta: Delta = 1e-5,
+    releases: Annotated[
+        int, flag("releases", "How often something is released: exchanges of sums, or steps of training.", "N")
+    ] = 1,
+    rate: Annotated[
+        float, flag("rate", "The chance of a record to be in a step's batch; 1 where all are used.", "Q")
+    ] = 1.0,
+    out: Annotated[Path | None, flag("out", "Write the plan to a file, for runs where dp-accounting is not.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The noise that a budget needs: as a multiple of what one record can change, its L2 sensitivity.
+
+    The unit is one record; neighbouring data sets differ by adding or removing it. Below a rate of 1 the batches must
+    be secret, and dp-accounting must be installed.
+    """
+    with speaking(debug):
+        from fedgist.dp import accountant
+        from fedgist.dp.budget import UNIT, Plan
+
+        if not epsilon > 0:
+            raise FedgistError(f"--epsilon must be above 0, not {epsilon:g}")
+        if not 0 < delta < 1:
+            raise FedgistError(f"--delta must be above 0 and below 1, not {delta:g}")
+        if not 0 < rate <= 1:
+            raise FedgistError(f"--rate must be above 0 and at most 1, not {rate:g}")
+        if releases < 1:
+            raise FedgistError(f"--releases must be 1 or more, not {releases}")
+        noise = accountant.noise(epsilon, delta, rate, releases)
+        release = accountant.Release(noise, rate, releases)
+        exact = accountant.epsilon([release], delta)
+        if out is not None:
+            Plan((release,), exact, delta).write(out)
+        if as_json:
+            print(json.dumps({"noise": noise, "epsilon": exact, "delta": delta, "rate": rate, "releases": releases}))
+            return
+        print(f"noise     {noise:.6g} times the sensitivity, on each of {releases:,} releases")
+        print(f"epsilon   {exact:.6g} at delta {delta:g}")
+        print(f"unit      {UNIT}")
+        print(f"against   whoever sees all releases{'' if rate == 1 else ', and does not know the batches'}")
+        note(f"the plan is in {out}" if out else None, False)
+
+
+@privacy_app.command()
+def spent(
+    where: Annotated[Path, typer.Argument(help="A run's folder, a site's kit, or a file privacy.jsonl.")],
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What was released of a data set so far, and the ε that it cost; worked out anew from the book."""
+    with speaking(debug):
+        from fedgist.dp import accountant
+        from fedgist.dp.budget import UNIT, books
+
+        found = books(where)
+        spent = {name: accountant.epsilon(book.releases, delta) for name, book in found.items()}
+        counts = {name: sum(one.times for one in book.releases) for name, book in found.items()}
+        if as_json:
+            rows = [{"data": name, "releases": counts[name], "epsilon": spent[name], "delta": delta} for name in found]
+            print(json.dumps(rows))
+            return
+        for name in found:
+            print(f"{name}: epsilon {spent[name]:.6g} at delta {delta:g}, {counts[name]:,} releases")
+        print(f"unit: {UNIT}; against whoever sees all of them")

@@ -1,0 +1,1 @@
+"""Differential privacy: what a release costs, the noise that it gets, and the budget of a data set."""

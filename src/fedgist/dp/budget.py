@@ -1,0 +1,200 @@
+"""The budget of a data set, and the book of all that was ever released of it: across runs, methods and servers.
+
+A line is written through to the disk before its release leaves, so that after a crash the book may say too much, never
+too little. What was noised for a key lies in the outbox: asked again, a site sends the very same bytes, never fresh
+noise.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from fedgist import storage
+from fedgist.core.errors import FedgistError
+from fedgist.dp import accountant
+from fedgist.dp.accountant import Release, together
+
+UNIT = "one record, added or removed"
+WARNED_BELOW = 10
+"""δ is the chance that a record is given away whole: times the records it should be far below 1."""
+
+
+class Spent(FedgistError):
+    """A release would exceed the budget of its data set: nothing of it has left."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """ε and δ that all releases of a data set together may cost, and the plan that vouches for sampled ones."""
+
+    epsilon: float
+    delta: float
+    plan: "Plan | None" = None
+
+    def cost(self, releases: tuple[Release, ...]) -> float:
+        """The ε of releases; where the library is missing, that of a plan of which they are a part."""
+        try:
+            return accountant.epsilon(releases, self.delta)
+        except accountant.MissingLibrary:
+            if self.plan is None or not self.plan.covers(releases, self.delta):
+                raise
+            return self.plan.epsilon
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Releases whose cost was worked out elsewhere; `fedgist privacy spent` works it out again."""
+
+    releases: tuple[Release, ...]
+    epsilon: float
+    delta: float
+
+    def covers(self, releases: tuple[Release, ...], delta: float) -> bool:
+        """Whether these are among the planned ones, so that they cost no more."""
+        planned = {(one.noise, one.rate): one.times for one in self.releases}
+        return delta >= self.delta and all(
+            one.times <= planned.get((one.noise, one.rate), 0) for one in together(releases)
+        )
+
+    def write(self, path: Path) -> None:
+        rows = [release.row() for release in self.releases]
+        content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNIT, "releases": rows}
+        with storage.replacing(path) as draft:
+            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: Path) -> "Plan":
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            releases = tuple(map(accountant.read, known["releases"]))
+            return Plan(together(releases), float(known["epsilon"]), float(known["delta"]))
+        except OSError as error:
+            raise FedgistError(f"cannot read the plan {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedgistError(f"{path} is not a plan that `fedgist privacy plan --out` wrote") from error
+
+
+class Book:
+    """All releases of one data set, a line each; without a path (a simulation that keeps nothing) in memory."""
+
+    def __init__(self, path: Path | None = None):
+        self.path = path
+        self._known: dict[str, Release] = {}
+        self._read = 0
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        if self.path is not None and self.path.is_file():
+            with self._locked() as file:
+                self._catch_up(file)
+        return together(self._known.values())
+
+    def charge(self, key: str, release: Release, limit: Limit, **about: Any) -> None:
+        """Write a release down, once for each key, or refuse it; when this returns, the line is on the disk."""
+        with self._locked() as file:
+            self._catch_up(file)
+            if key in self._known:
+                return
+            before = together(self._known.values())
+            if (cost := limit.cost(together((*before, release)))) > limit.epsilon * (1 + 1e-9):
+                spent = limit.cost(before)
+                raise Spent(
+                    f"the privacy budget of this data set is spent: ε = {spent:.4g} of {limit.epsilon:g} at δ = "
+                    f"{limit.delta:g} are used, and this release would make it {cost:.4g}"
+                )
+            if file is not None:
+                line = {"key": key, **release.row(), **about, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
+                file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+                self._read = file.tell()
+            self._known[key] = release
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[bytes] | None]:
+        """The file, held by nobody else: two processes of a site must not both spend the rest of its budget."""
+        if self.path is None:
+            yield None
+            return
+        new = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "r+b" if not new else "x+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if new:
+                _sync_folder(self.path.parent)
+            yield file
+
+    def _catch_up(self, file: IO[bytes] | None) -> None:
+        """Take in what others wrote. A last line that a crash cut short never let anything leave: it is cut off."""
+        if file is None:
+            return
+        file.seek(self._read)
+        whole, _, torn = file.read().rpartition(b"\n")
+        try:
+            for line in whole.splitlines():
+                row = json.loads(line)
+                self._known[str(row["key"])] = accountant.read(row)
+        except (ValueError, KeyError, TypeError) as error:
+            raise FedgistError(
+                f"{self.path} is damaged: what was released of this data set is not known, so nothing more is; "
+                "restore the file from a copy"
+            ) from error
+        file.seek(-len(torn), os.SEEK_END)
+        file.truncate()
+        self._read = file.tell()
+
+
+class Outbox:
+    """What was noised for a key, until the run is forgotten."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def get(self, key: str) -> bytes | None:
+        path = self._path(key)
+        return path.read_bytes() if path.is_file() else None
+
+    def put(self, key: str, data: bytes) -> None:
+        with storage.replacing(self._path(key)) as draft:
+            draft.write_bytes(data)
+        _sync_folder(self.folder)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / hashlib.sha256(key.encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on the disk once its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def risky(delta: float, records: int) -> str | None:
+    """A warning where δ is too large for so many records, if it is."""
+    if records and delta > 1 / (WARNED_BELOW * records):
+        return (
+            f"δ = {delta:g} is more than 1/(10 n) for {records:,} records: a mechanism that gives a whole record away "
+            f"now and then would pass; take delta={1 / (WARNED_BELOW * records):.1g} or less"
+        )
+    return None
+
+
+def books(where: Path) -> dict[str, Book]:
+    """The books that lie in a run's folder or a site's kit, by the data set that they are about."""
+    if where.is_file():
+        return {where.stem: Book(where)}
+    paths = [where / "fedgist" / "privacy.jsonl", *sorted((where / "privacy").glob("*.jsonl"))]
+    found = {path.stem if path.parent.name == "privacy" else where.name: Book(path) for path in paths if path.is_file()}
+    if not found:
+        raise FedgistError(f"nothing was released under differential privacy in {where}: there is no book of it")
+    return found

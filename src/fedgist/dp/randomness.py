@@ -1,0 +1,37 @@
+"""Random bits for noise and for secret samples: a key of the operating system's, or, in a simulation, a seed."""
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedgist.core.rng import Rng, words
+from fedgist.dp.discrete_gaussian import Bits
+
+SIMULATED = "simulated"
+"""What is said of noise that comes from the seed of a run: whoever knows the seed can take it off again."""
+
+
+def secret(device: torch.device = torch.device("cpu")) -> Bits:
+    """ChaCha20 (RFC 8439) under a fresh key from the operating system, which nobody keeps and no run's seed decides."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    stream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+
+    def bits(count: int) -> Tensor:
+        return torch.from_numpy(np.frombuffer(stream.update(bytes(8 * count)), dtype=np.int64).copy()).to(device)
+
+    return bits
+
+
+def simulated(rng: Rng, device: torch.device = torch.device("cpu")) -> Bits:
+    """The stream of a named seed: the same on every machine and device, as all randomness of a simulation."""
+    seed, drawn = torch.tensor(rng.seed, device=device), 0
+
+    def bits(count: int) -> Tensor:
+        nonlocal drawn
+        drawn += count
+        return words(seed, count, drawn - count)
+
+    return bits
