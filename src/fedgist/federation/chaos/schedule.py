@@ -7,7 +7,7 @@ import random
 import secrets
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -33,9 +33,9 @@ from fedgist.federation.chaos.faults import Crash, Faults
 from fedgist.federation.chaos.tally import Tally
 from fedgist.federation.chaos.world import SERVER, World
 from fedgist.federation.protocol import site_host
-from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.envelope import PROTOCOL, Start
 from fedgist.federation.protocol.policy import Policy, opened
-from fedgist.federation.protocol.remote_engine import Patience, RemoteEngine
+from fedgist.federation.protocol.remote_engine import Attendance, Patience, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
 
 TIMEOUT = 20.0
@@ -133,8 +133,12 @@ def _play(faults: Faults, folder: Path, name: str) -> Outcome:
     there = replace(inputs, sites={}, counts={}, parts=None)
 
     def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
-        engine = RemoteEngine(method, world, inputs.info, seed=config.seed, executor=executor, patience=patience)
-        return engine
+        known: Any = {"seed": config.seed, "executor": executor, "patience": patience}
+        return RemoteEngine(method, world, inputs.info, **known, attend=attend if faults.number % 2 else None)
+
+    def attend(absent: Collection[str]) -> Attendance:
+        """Who was lost and is up joins at the next round; in every other schedule only with the next resume."""
+        return Attendance(back={id: PROTOCOL for id in absent if world.is_up(id)})
 
     with world.disk.between():
         finished = _operate(config, run, there, world, operator, make, outcome)

@@ -122,7 +122,7 @@ class World:
 
     def _deliver(self, site: str, call: int, data: bytes) -> None:
         """A request arrives: who is down hears nothing, who dies of it answers nothing."""
-        if self.now < self._back[site]:
+        if not self.is_up(site):
             self.tell(f"{site} is down")
             return
         before, self._actor = self._actor, site
@@ -139,6 +139,9 @@ class World:
             self._send("reply", site, call, answer)
         finally:
             self._actor = before
+
+    def is_up(self, site: str) -> bool:
+        return self.now >= self._back[site]
 
     def _visit(self, site: str, start: Start) -> None:
         """Another run begins at a site, and is never heard of again."""
