@@ -150,7 +150,9 @@ class RunFolder:
         return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint_files()), default=0)
 
     def save_checkpoint(self, round: int, engine: Any, ledger: Any) -> None:
-        """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
+        """All that going on needs. The rows and the ledger are on disk before; how long they are goes in here."""
+        for path in (self.metrics, self.ledger):
+            storage.sync(path)
         kept = {"engine": engine, "ledger": json.dumps(ledger), "metrics": self.metrics.stat().st_size}
         storage.save(kept, self._checkpoint(round))
         drafts = self.checkpoints.glob(".round-*")  # of a process that was killed

@@ -234,6 +234,7 @@ class _Run:
         self._write_row(row, report, last or (self.config.eval_every > 0 and done % self.config.eval_every == 0))
         if self.folder is not None and (last or done % self.config.checkpoint_every == 0):
             self.folder.save_checkpoint(done, self.engine.snapshot(), self.engine.ledger.position())
+        self.progress.round(self.rows[-1])  # what is shown as done is kept
 
     def _add_row(self, report: RoundReport, seconds: float) -> dict[str, Any]:
         """A row for a round that was made, and what that cost."""
@@ -260,7 +261,6 @@ class _Run:
         row |= {"missing": missing} if missing else {}
         if self.folder is not None:
             self.folder.append(row)
-        self.progress.round(row)
 
     def _finish_features(self) -> None:
         """One more round, of another method: the head of the model that the rounds made, from sums over all data.
@@ -277,6 +277,7 @@ class _Run:
             raise FedgistError(f"the finish was not made: {report.skipped}; go on with {self._again}")
         self.engine = engine
         self._write_row(self._add_row(report, time.perf_counter() - start), report, judged=True)
+        self.progress.round(self.rows[-1])
 
     def _evaluate(self) -> dict[str, Any]:
         try:
@@ -311,6 +312,8 @@ class _Run:
         if self.finishing is not None:
             self._finish_features()
         state, folder, method = tree.to(self.engine.state, "cpu"), self.folder, self.engine.method
+        if folder is not None and not any(row.get("accuracy") is not None for row in self.rows):
+            folder.reopen(self.config.rounds, whole=False)  # resumed, its last round asks the clients once more
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, method.weights(state), path)
         made = trained.collect(self.engine, done, self.inputs, self.test)

@@ -125,8 +125,13 @@ def settle(
     here = runner.prepare(asked)
     check(here)
     for name, given in Policy().outside(here.method, here.options).items():
-        value, usual = toml_value(getattr(here.options, name)), ", ".join(map(str, given)) or "nothing"
-        log.warning(f"{name} = {value}: sites allow {usual}, unless their policy.toml says more for {here.method}")
+        value, usual = (
+            options(here.options)[name].written(getattr(here.options, name)),
+            ", ".join(map(str, given)) or "nothing",
+        )
+        log.warning(
+            f"{name} = {toml_value(value)}: sites allow {usual}, unless their policy.toml says more for {here.method}"
+        )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
     return Settled(asked, sources.from_sites(here, sites), folder)

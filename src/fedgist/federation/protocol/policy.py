@@ -90,15 +90,20 @@ class Policy:
         """Whether each option is as safe as this site wants it; before anything is built with it."""
         if outside := self.outside(method, config):
             name, allowed = next(iter(outside.items()))
+            value = options(config)[name].written(getattr(config, name))
             raise Refused(
-                f"its policy does not allow {name} = {toml_value(getattr(config, name))} in {method}, only "
+                f"its policy does not allow {name} = {toml_value(value)} in {method}, only "
                 f"{', '.join(map(str, allowed)) or 'nothing'}"
             )
 
     def outside(self, method: str, config: object) -> dict[str, Allowed]:
         """The options that are not as this site allows them, and what it allows."""
-        ranges = {name: self.allowed(method, one) for name, one in options(config).items() if one.safe is not None}
-        return {name: given for name, given in ranges.items() if not within(getattr(config, name), given)}
+        bounded = {name: one for name, one in options(config).items() if one.safe is not None}
+        return {
+            name: given
+            for name, one in bounded.items()
+            if not within(one.written(getattr(config, name)), given := self.allowed(method, one))
+        }
 
     def allowed(self, method: str, declared: Option) -> Allowed:
         """What an option may be here: as the policy says for this method, for all, or as the method declares it.
@@ -146,8 +151,12 @@ def _not_allowed(method: str, why: str = "") -> Refused:
 
 def opened(method: Method, rules: Policy) -> Policy:
     """These rules, widened until they let this run through, whatever it shows; for trials on one's own machine."""
+    declared = options(method.config)
     wider = {
-        name: (*given, *(value if isinstance(value := getattr(method.config, name), tuple) else (value,)))
+        name: (
+            *given,
+            *(value if isinstance(value := declared[name].written(getattr(method.config, name)), tuple) else (value,)),
+        )
         for name, given in rules.outside(method.name, method.config).items()
     }
     known = {**rules.options, method.name: {**rules.options.get(method.name, {}), **wider}} if wider else rules.options
