@@ -69,6 +69,7 @@ class RunConfig:
         None,
         "After the last round, an exact head from sums over all clients' data: gist, on the features that the model "
         "learned, or with fixed ones beside them, as in gist+scattering; options of gist as in gist:wire=float16.",
+        role=Role.LATER,
         flag="NAME",
     )
     seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
@@ -310,7 +311,8 @@ def finish_spec(text: str) -> tuple[str, dict[str, Any]]:
 
     Alone, learned features stay as they are, so that the head fits into the model that they come from.
     """
-    both, given = model_spec(text)
+    both, known = model_spec(text)
+    given = {key: text.split(f":{key}=")[1].split(":")[0] for key in known}  # as text: gist knows what each is
     name, _, beside = both.partition("+")
     if name != "gist" or "features" in given:
         raise FedgistError(f"finish must be gist, or gist+NAME for a feature map beside the model's, not {text!r}")

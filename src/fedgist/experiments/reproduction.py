@@ -140,8 +140,8 @@ def jobs(
                 before = unfinished(needed)
                 if not folder_of(needed, seed, out).finished:
                     missing.add((needed.run, seed))
-                    first = needed if folder_of(before, seed, out).finished else before
-                    todo.setdefault(first.run, (first, set()))[1].add(seed)
+                    now = needed if folder_of(before, seed, out).finished else before
+                    todo.setdefault(now.run, (now, set()))[1].add(seed)
     made = []
     for cell, seeds in todo.values():
         for first in range(0, len(seeds), together):

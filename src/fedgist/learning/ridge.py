@@ -67,7 +67,7 @@ class Ridge:
         """W(λ)."""
         return self.vectors @ (self.rotated / (self.eigenvalues + ridge)[:, None])
 
-    def leaving_out(self, ridge: float, samples: int, spread: float) -> float:
+    def leaving_out(self, ridge: float, samples: float, spread: float) -> float:
         """Generalised cross-validation (Golub, Heath and Wahba 1979): the squared error of samples that are left out.
 
         n · RSS / (n − f)² with f = 1 + Σ e / (e + λ) degrees of freedom and, as V = Σ zyᵀ and S = Σ zzᵀ,
@@ -78,7 +78,7 @@ class Ridge:
         freedom = samples - 1 - (e / (e + ridge)).sum().item()
         return samples * max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
 
-    def best(self, samples: int, spread: float, among: Sequence[float]) -> float:
+    def best(self, samples: float, spread: float, among: Sequence[float]) -> float:
         """The λ whose error on samples that are left out would be least."""
         return min(among, key=lambda ridge: self.leaving_out(ridge, samples, spread))
 

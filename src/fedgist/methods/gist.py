@@ -166,16 +166,19 @@ class Gist(fg.Method[Config]):
         multiplied = await fed.ask(described.ids, centre, Second)
         second = multiplied.sum
         classifier = Ridge.of(symmetric(second.products), second.targets)
-        if self.fixed_ridge is not None:
-            ridge = self.fixed_ridge
-        elif self.validated:
+        if self.validated:
             ridge = await self.most_hits(classifier, centre, prior, multiplied.ids, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
-            spread = n * (1 - prior.square().sum().item())
-            ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
+            ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        chosen = torch.tensor(ridge, dtype=torch.float64)
-        return {**state, **fitted, "ridge": chosen, "answered": len(multiplied)}
+        fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
+        sums = {"features": first.features, "labels": first.labels}  # who joins or leaves later changes these
+        sums |= {"products": second.products, "targets": second.targets}
+        return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
+
+    def ridge_from(self, classifier: Ridge, samples: float, spread: float) -> float:
+        """λ as it is given, or as the sums say."""
+        return self.fixed_ridge or classifier.best(samples, spread, self.ridges(classifier, FROM_SUMS))
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
         """What to choose λ from: never below what rounding on the wire may have done to S."""
