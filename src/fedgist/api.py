@@ -32,4 +32,4 @@ from fedgist.families.server_optimisers import AdaptiveServer
 from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
 from fedgist.learning.evaluation import accuracy, scores
 from fedgist.learning.training import cross_entropy
-from fedgist.options import Role, option
+from fedgist.options import Role, only_images, option

@@ -246,3 +246,10 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def only_images(option: str, shape: Iterable[int]) -> None:
+    """Refuses what means nothing but for images, where an input is something else."""
+    if len(sides := tuple(shape)) != 3:
+        form = "×".join(map(str, sides))
+        raise FedgistError(f"{option} is for images, and an input here has the form {form}: leave it out")

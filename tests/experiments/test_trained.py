@@ -22,8 +22,10 @@ from fedgist.models import Model
 SHAPE = (3, 32, 32)
 WIDE = ("convnet", "vgg13", "resnet9", "resnet18", "resnet18-thesis")
 SMALL: dict[str, dict[str, Any]] = {name: {"width": 4} for name in WIDE} | {
-    "mlp": {"hidden": (20, 10), "norm": "batch"}
+    "mlp": {"hidden": (20, 10), "norm": "batch"},
+    "tabular": {"categories": (2,)},
 }
+SHAPES = {"tabular": (3,), "cnn1d": (3, 20)}
 
 
 def about(spec: str, **other: Any) -> About:
@@ -40,15 +42,18 @@ def drawn(model: Model) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", models.available())
 def test_a_built_in_model_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
-    model = models.build(name, SHAPE, 4, **SMALL.get(name, {}))
-    w, x = drawn(model), Rng(1).uniform(3, *SHAPE)
+    shape = SHAPES.get(name, SHAPE)
+    model = models.build(name, shape, 4, **SMALL.get(name, {}))
+    w, x = drawn(model), Rng(1).uniform(3, *shape)
     spec = models.spell_out(name, **SMALL.get(name, {}))
-    trained.save(models.as_module(model, w), about(spec), tmp_path / "model")
+    trained.save(models.as_module(model, w), about(spec, input_shape=shape), tmp_path / "model")
 
     module = fedgist.load(tmp_path)
     assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == model.shapes
     assert torch.equal(module(x), model(w, x).logits) and not module.training
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)))
+    mean, std = (
+        torch.tensor(values).view(-1, *[1] * (len(shape) - 1)) for values in ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+    )
     assert torch.equal(fedgist.load(tmp_path, normalised=True)(x), model(w, (x - mean) / std).logits)
 
     script = exporting.export(tmp_path, tmp_path / "model.pt", "torchscript")

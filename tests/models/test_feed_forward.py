@@ -22,6 +22,11 @@ SMALL = {
     "mlp": ("mlp", (1, 4, 4), {"hidden": (6, 5)}),
     "mlp-batch": ("mlp", (1, 4, 4), {"hidden": (6,), "feature_size": 5, "norm": "batch"}),
     "mlp-group": ("mlp", (1, 4, 4), {"hidden": (6,), "norm": "group"}),
+    "mlp-volume": ("mlp", (2, 3, 2, 2), {"hidden": (6,)}),
+    "tabular": ("tabular", (9,), {"hidden": (6, 5), "categories": (3, 2), "embedding": 2, "norm": "batch"}),
+    "tabular-numeric": ("tabular", (9,), {"hidden": (6,)}),
+    "cnn1d": ("cnn1d", (2, 13), {"depth": 2, "width": 4, "kernel": 3}),
+    "cnn1d-batch": ("cnn1d", (1, 8), {"depth": 2, "width": 4, "kernel": 3, "norm": "batch"}),
     "cnn": ("cnn", (1, 8, 8), {}),
     "cnn-instance": ("cnn", (1, 8, 8), {"norm": "instance"}),
     "lenet5": ("lenet5", (1, 12, 12), {}),
@@ -85,6 +90,42 @@ def mlp_oracle():
         norm2=nn.BatchNorm1d(5),
         relu2=nn.ReLU(),
         classifier=nn.Linear(5, 3),
+    )
+
+
+class Columns(nn.Module):
+    """Four numbers, then one-hot blocks of three and two, each through an `nn.Embedding` by its index."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = [nn.Embedding(3, 2).double(), nn.Embedding(2, 2).double()]
+        for i, table in enumerate(self.tables):
+            self.register_parameter(str(i), table.weight)
+
+    def forward(self, x):
+        blocks = x[:, 4:7], x[:, 7:9]
+        return torch.cat(
+            [x[:, :4], *(table(block.argmax(1)) for table, block in zip(self.tables, blocks, strict=True))], 1
+        )
+
+
+def tabular_oracle():
+    with_norms = dict(list(mlp_oracle().named_children())[2:])
+    return chain(columns=Columns(), fc1=nn.Linear(8, 6), **with_norms)
+
+
+def cnn1d_oracle():
+    return chain(
+        conv1=nn.Conv1d(2, 4, 3, padding=1),
+        norm1=nn.GroupNorm(2, 4),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool1d(2),
+        conv2=nn.Conv1d(4, 4, 3, padding=1),
+        norm2=nn.GroupNorm(2, 4),
+        relu2=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool1d(1),
+        flatten=nn.Flatten(),
+        classifier=nn.Linear(4, 3),
     )
 
 
@@ -184,6 +225,8 @@ def resnet18_oracle(thesis):
     ("case", "oracle"),
     [
         ("mlp-batch", mlp_oracle),
+        ("tabular", tabular_oracle),
+        ("cnn1d", cnn1d_oracle),
         ("cnn", cnn_oracle),
         ("lenet5", lenet5_oracle),
         ("lenet5-thesis-batch", lenet5_thesis_oracle),
@@ -200,6 +243,8 @@ def test_equals_the_same_net_of_torch_modules(case, oracle):
     counters = {name: torch.tensor(0) for name in module.state_dict() if name.endswith("num_batches_tracked")}
     module.load_state_dict(w | counters)
     x = images(model, 6)
+    if case == "tabular":
+        x[:, 4:7], x[:, 7:9] = torch.eye(3)[[0, 2, 1, 1, 0, 2]], torch.eye(2)[[1, 0, 1, 1, 0, 0]]
     out = model(w, x)
     close(out.logits, module.eval()(x))
     close(out.features, module[:-1](x))

@@ -234,8 +234,8 @@ def flat(*parts):
     [
         (lambda: nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), None, "Sequential has no nn.Linear"),
         (lambda: flat(nn.Linear(64, 3)), "head", "unknown submodule of Sequential 'head'"),
-        (lambda: flat(nn.Linear(64, 4)), None, r"must return \[batch, 3\] for 2 images, but gave shape \(2, 4\)"),
-        (lambda: flat(nn.Linear(60, 3)), None, "cannot run on images of 1×8×8"),
+        (lambda: flat(nn.Linear(64, 4)), None, r"must return \[batch, 3\] for 2 inputs, but gave shape \(2, 4\)"),
+        (lambda: flat(nn.Linear(60, 3)), None, "cannot run on inputs of 1×8×8"),
         (lambda: flat(nn.Linear(64, 3), nn.Softmax(1)), None, "does not return what its layer '1' gives"),
         (lambda: nn.Sequential(nn.Linear(8, 3), nn.AvgPool2d((8, 1)), nn.Flatten()), None, "layer '0' .* is not given"),
         (
@@ -252,9 +252,9 @@ def test_mistakes_are_named(module, features, message):
         from_module(module(), SHAPE, 3, features)
 
 
-def test_a_shape_without_channels_is_refused():
-    with pytest.raises(FedgistError, match=r"must be \(channels, height, width\), not \(8, 8\)"):
-        from_module(net(), (8, 8), 3)
+def test_a_shape_without_a_side_is_refused():
+    with pytest.raises(FedgistError, match=r"must be 1 to 8 positive whole numbers, .* not \(\)"):
+        from_module(net(), (), 3)
 
 
 def test_can_be_cut_only_at_the_classifier():

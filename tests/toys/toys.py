@@ -31,7 +31,7 @@ Nets = str | Model | Sequence[str]
 
 def clients(
     *sizes: int,
-    shape: tuple[int, int, int] = SHAPE,
+    shape: tuple[int, ...] = SHAPE,
     classes: int = CLASSES,
     test: int = 0,
     seed: int = 3,
@@ -53,9 +53,7 @@ def by_label(counts: Mapping[str, Sequence[int]]) -> dict[str, ClientData]:
     return {id: ClientData(rng(id).uniform(len(y), *SHAPE), y, len(counts[id])) for id, y in labels.items()}
 
 
-def task_of(
-    nets: Nets, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES, proxy: Tensor | None = None
-) -> Task:
+def task_of(nets: Nets, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES, proxy: Tensor | None = None) -> Task:
     """A task with a net, or with several by their texts such as `mlp:hidden=6`: the first is the server's.
 
     Methods that need images of nobody's get noise unless there is a `proxy`.
@@ -68,7 +66,7 @@ def task_of(
         else:
             named[net.name] = net
     images = Rng(1).normal(20, *shape) if proxy is None else proxy
-    return Task(shape, classes, (0.0,), (1.0,), named, next(iter(named)), images)
+    return Task(shape, classes, (0.0,) * shape[0], (1.0,) * shape[0], named, next(iter(named)), images)
 
 
 def federation(
@@ -87,6 +85,7 @@ def federation(
     topology: Any = None,
     offline: Any = 0.0,
     delay: Any = 0,
+    layer: Any = None,
     **settings: Any,
 ) -> LocalEngine:
     """A federation of these sites, which have the nets in turn.
@@ -103,7 +102,7 @@ def federation(
     else:
         assert not (settings or parts or proxy), "a method that is made already takes no settings"
     runner = executor(engine, device, dtype) if isinstance(engine, str) else engine
-    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay}
+    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay, "layer": layer}
     return LocalEngine(method, sites, seed=seed, executor=runner, **about)
 
 
@@ -119,7 +118,7 @@ def toy(method: str, **layer: Any) -> tuple[RunConfig, Inputs]:
     return _toy(tuple({"method": method, "dataset": "digits", "limit": 300, "device": "cpu", **layer}.items()))
 
 
-ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay")
+ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay", "layer")
 
 
 def toy_federation(method: str, sites: Sites | None = None, **given: Any) -> LocalEngine:

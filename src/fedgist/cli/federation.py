@@ -74,27 +74,6 @@ def start(directory: Folder, debug: Debug = False) -> None:
         raise typer.Exit(servers.start(kits.load(directory), _say))
 
 
-@federation_app.command()
-def roster(
-    directory: Folder,
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Keys that sites have announced, where no run has brought them here.")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Sign a new roster if members or their keys have changed; show who is in it."""
-    with speaking(debug):
-        from fedgist.federation import authority, kits
-
-        signed, refused = authority.update(kits.load(directory), files or [])
-        for line in refused:
-            _note(f"not believed: {line}")
-        _say(f"roster {signed.number} of {signed.federation}, SHA-256 {signed.digest}")
-        for member in signed.members:
-            known = f"signs with {member.signing.hex()[:16]}…" if member.enrolled else "has not announced its keys yet"
-            _say(f"  {member.name}: certificate {member.certificate.hex()[:16]}…, {known}")
-
-
 @federation_app.command(cls=WithSet)
 @run_flags(NOT_HERE)
 def run(

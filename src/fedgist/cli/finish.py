@@ -98,8 +98,8 @@ def _sums(model: Path, data: Path) -> "Sums":
     from fedgist.federation.site_setup import client_data
 
     _, _, about = membership.opened(model)
-    shape = about.input_shape
-    task = Task((shape[0], shape[1], shape[2]), about.classes, about.low or (), about.high or (), {}, "")
+    scale = {"mean": about.mean or (), "std": about.std or ()}
+    task = Task(about.input_shape, about.classes, about.low or (), about.high or (), {}, "", **scale)
     try:
         return membership.sums_of(model, client_data(data, task))
     except Refused as error:

@@ -17,17 +17,18 @@ Params = dict[str, Tensor]
 """Named tensors; which names and shapes is agreed beforehand by a template (see `Bounds`)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-Bounds = Mapping[str, "int | Shapes"]
-"""What the two ends agree on: the largest value of each named dimension, the shapes of each template of `Params`."""
+Bounds = Mapping[str, "int | tuple[int, ...] | Shapes"]
+"""What the two ends agree on: the largest value of a named dimension, or the very sizes that a name stands for, as for
+inputs of any rank; the shapes of each template of `Params`."""
 
 
 class Exactly(int):
-    """A bound that is the size itself: what comes from elsewhere may not be smaller either."""
+    """A bound that is the size itself: nothing may be smaller either."""
 
 
 float64, float32, float16 = torch.float64, torch.float32, torch.float16
-int64, uint8 = torch.int64, torch.uint8
-DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
+int64, int32, int16, uint8 = torch.int64, torch.int32, torch.int16, torch.uint8
+DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", int32: "I32", int16: "I16", uint8: "U8"}
 SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
 
 

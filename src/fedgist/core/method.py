@@ -86,8 +86,8 @@ class Method(ABC, Generic[C]):
 
     def bounds(self, model: str) -> Bounds:
         """What the server and a client with this architecture agree on: shapes of `Params`, largest dimensions."""
-        image = dict(zip(("channels", "height", "width"), map(Exactly, self.task.shape), strict=True))
-        return {"model": self.task.models[model].shapes, "classes": Exactly(self.task.classes), **image}
+        task = self.task
+        return {"model": task.models[model].shapes, "classes": Exactly(task.classes), "input": task.shape}
 
     def server_init(self, rng: Rng) -> State:
         """The state of the node that drives the rounds, before the first."""

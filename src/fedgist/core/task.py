@@ -13,7 +13,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Pool
 
 Samples = tuple[Tensor, Tensor]
-"""Images and their labels."""
+"""Inputs and their labels."""
 
 Batches = dict[str, Tensor]
 """`index`: int64 [batches, batch], positions in the pool; `mask`: float32, 0 where a sample only fills up."""
@@ -76,7 +76,7 @@ class Model(Protocol):
     """A classifier: a value that holds no tensors and, called on named ones, a pure function."""
 
     name: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
 
     @abstractmethod
@@ -135,12 +135,18 @@ class Model(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What everybody knows about the learning problem; nothing in it comes from a client's data."""
+    """What everybody knows about the learning problem; nothing in it comes from a client's data.
 
-    shape: tuple[int, int, int]
+    `shape` is that of one input, channels (of a table: columns) first. For each channel, `low` to `high` is the range
+    of its values after `mean` was subtracted and they were divided by `std`, where there are such numbers.
+    """
+
+    shape: tuple[int, ...]
     classes: int
     low: tuple[float, ...]
     high: tuple[float, ...]
     models: Mapping[str, Model]
     model: str
     proxy: Tensor | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()

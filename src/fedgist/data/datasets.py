@@ -37,7 +37,7 @@ class Dataset:
 
     name: str
     x: Tensor
-    """float32, NCHW."""
+    """float32, channels first."""
     y: Tensor
     """int64, 0 to classes − 1."""
     classes: int
@@ -58,10 +58,9 @@ class Dataset:
         return len(self.y)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        channels, height, width = self.x.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.x.shape[1:])
 
     def take(self, indices: Tensor | np.ndarray | Sequence[int]) -> "Dataset":
         """The samples at `indices`, in that order."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
+from fedgist.options import only_images
 
 View = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What a client makes of images [n, channels, height, width] and labels [n]."""
+"""What a client makes of inputs [n, …] and labels [n]."""
 
 
 def views(kinds: Sequence[str], clients: int, classes: int, rng: Rng) -> list[View]:
@@ -49,6 +50,7 @@ def rotation(rng: Rng, clients: int, classes: int, *, degrees: float = 45.0) -> 
         matrix = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
 
         def view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            only_images("discrepancy=rotation", x.shape[1:])
             size = [1, *x.shape[1:]]
             grid = F.affine_grid(matrix[None].to(x), size, align_corners=False).expand(len(x), -1, -1, -1)
             return F.grid_sample(x, grid, padding_mode="border", align_corners=False), y
@@ -67,6 +69,7 @@ def blur(rng: Rng, clients: int, classes: int, *, sigma: float = 1.5) -> list[Vi
         weights = weights / weights.sum()
 
         def view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            only_images("discrepancy=blur", x.shape[1:])
             channels = x.shape[1]
             kernel = weights.to(x).expand(channels, 1, -1)
             padded = F.pad(x, (reach,) * 4, mode="replicate")
@@ -83,7 +86,7 @@ def contrast(rng: Rng, clients: int, classes: int, *, least: float = 0.3) -> lis
 
     def faded(factor: float) -> View:
         def view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            mean = x.mean((1, 2, 3), keepdim=True)
+            mean = x.mean(tuple(range(1, x.dim())), keepdim=True)
             return mean + factor * (x - mean), y
 
         return view

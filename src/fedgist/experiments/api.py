@@ -122,5 +122,5 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
     return trained.collect(engine, config, inputs, inputs.test)
 
 
-def _from_module(module: nn.Module, features: str | None, shape: tuple[int, int, int], classes: int) -> Model:
+def _from_module(module: nn.Module, features: str | None, shape: tuple[int, ...], classes: int) -> Model:
     return from_module(module, shape, classes, features)

@@ -19,8 +19,8 @@ from fedgist.data.client_data import ClientData
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
 from fedgist.models import Model
 
-Makers = Mapping[str, Callable[[tuple[int, int, int], int], Model]]
-"""A caller's own models by name: how each is made from the shape of an image and the number of classes."""
+Makers = Mapping[str, Callable[[tuple[int, ...], int], Model]]
+"""A caller's own models by name: how each is made from the shape of an input and the number of classes."""
 
 NONE: Makers = MappingProxyType({})
 
@@ -40,10 +40,6 @@ class Inputs:
     """Of who holds what: of the indices of a split data set, of the data itself when a caller brought it."""
     parts: dict[str, np.ndarray] | None = None
     """Which training samples each client holds, where a data set was split."""
-    mean: tuple[float, ...] = ()
-    """What was subtracted from each channel of a data set; nothing where a caller brought the data."""
-    std: tuple[float, ...] = ()
-    """What it was divided by then."""
     names: tuple[str, ...] = ()
     """Of the classes, where they are known."""
 
@@ -73,9 +69,13 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     shares = [train.take(part) for part in parts]
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
-    task = Task(train.shape, train.classes, train.low, train.high, named, config.model, proxy)
-    made = _inputs(config, task, clients, (test.x, test.y), parts)
-    return replace(made, mean=train.mean, std=train.deviation, names=train.names)
+    task = _task(config, train, named, proxy)
+    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names)
+
+
+def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
+    form = train.shape, train.classes, train.low, train.high
+    return Task(*form, named, config.model, proxy, train.mean, train.deviation)
 
 
 def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor | None, Tensor]:
@@ -102,23 +102,23 @@ def from_memory(
     classes: int | None = None,
     own_models: Makers = NONE,
 ) -> Inputs:
-    """A caller's own data: one (images, labels) pair a client; without `classes`, the largest label gives them."""
+    """A caller's own data: one (inputs, labels) pair a client; without `classes`, the largest label gives them."""
     pairs = [_checked(f"client {i}", *_pair(f"client {i}", both), config.device) for i, both in enumerate(data)]
     test = _checked("the test set", *_pair("the test set", test), config.device)
     if not len(test[1]):
         raise FedgistError("the test set is empty: give test=(x, y) with at least one sample")
     if not sum(len(y) for _, y in pairs):
         raise FedgistError("data must be a list of (x, y) pairs, one a client, with at least one sample in all")
-    shape = _image_shape(test[0])
+    shape = tuple(test[0].shape[1:])
     for i, (x, _) in enumerate(pairs):
-        if _image_shape(x) != shape:
-            raise FedgistError(f"client {i} has images of shape {_image_shape(x)}, the test set of {shape}")
+        if x.shape[1:] != shape:
+            raise FedgistError(f"client {i} has inputs of shape {tuple(x.shape[1:])}, the test set of {shape}")
     labels = 1 + max(int(y.max()) for _, y in [*pairs, test] if len(y))
     if classes is None:
         classes = labels
     elif labels > classes:
         raise FedgistError(f"there is a label {labels - 1}, but classes = {classes} allows 0 to {classes - 1}")
-    channels = test[0].movedim(1, 0).flatten(1)  # the range of pixels is public, so it comes from the test set
+    channels = test[0].movedim(1, 0).flatten(1)  # the range of values is public, so it comes from the test set
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
     task = Task(shape, classes, low, high, named, config.model)
@@ -130,10 +130,9 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
-    task = Task(train.shape, train.classes, train.low, train.high, {}, config.model, proxy)
+    task = _task(config, train, {}, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
-    form = {"mean": train.mean, "std": train.deviation, "names": train.names}
-    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", **form)  # type: ignore[arg-type]
+    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", names=train.names)
     return with_architectures(config, known)
 
 
@@ -148,7 +147,7 @@ def _dealt(architectures: Sequence[str], ids: Iterable[str]) -> dict[str, dict[s
     return {id: {"model": architectures[i % len(architectures)]} for i, id in enumerate(ids)}
 
 
-def _models(config: RunConfig, shape: tuple[int, int, int], classes: int, own: Makers) -> dict[str, Model]:
+def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers) -> dict[str, Model]:
     """Every architecture of the run by the name that the configuration gives it."""
     built: dict[str, Model] = {}
     for spec in (config.model, *config.architectures):
@@ -235,26 +234,21 @@ def _sha256(arrays: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _image_shape(x: Tensor) -> tuple[int, int, int]:
-    channels, height, width = x.shape[1:]
-    return channels, height, width
-
-
 def _pair(owner: str, both: Any) -> tuple[Any, Any]:
     if not isinstance(both, tuple | list) or len(both) != 2:
         raise FedgistError(
-            f"{owner} must be a pair (images, labels), not {type(both).__name__}; data is a list of pairs"
+            f"{owner} must be a pair (inputs, labels), not {type(both).__name__}; data is a list of pairs"
         )
     return both[0], both[1]
 
 
 def _checked(owner: str, x: Any, y: Any, device: str) -> tuple[Tensor, Tensor]:
     x, y = torch.as_tensor(x), torch.as_tensor(y)
-    if x.ndim != 4 or not x.is_floating_point():
+    if x.ndim < 2 or not x.is_floating_point():
         raise FedgistError(
-            f"{owner}: images must be floating-point [samples, channels, height, width], "
+            f"{owner}: inputs must be floating-point [samples, columns] or [samples, channels, …], "
             f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
         )
     if y.ndim != 1 or y.is_floating_point() or len(x) != len(y) or (len(y) and int(y.min()) < 0):
-        raise FedgistError(f"{owner}: labels must be {len(x)} whole numbers from 0, one for each image")
+        raise FedgistError(f"{owner}: labels must be {len(x)} whole numbers from 0, one for each input")
     return x.to(device, torch.float32), y.to(device, torch.int64)

@@ -17,7 +17,7 @@ from fedgist.core.work import scan
 from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
 from fedgist.learning.training import Loss, Trainer, cross_entropy
-from fedgist.options import Role, option
+from fedgist.options import Role, only_images, option
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class LocalOptions:
         """Batches of `data` with how each of their images is shifted and mirrored, if any is."""
         if not (self.crop or self.flip):
             return plan
+        only_images("crop or flip", data.x.shape[1:])
         height, width = data.x.shape[2:]
         if self.crop >= min(height, width):
             raise FedgistError(

@@ -26,7 +26,7 @@ class LinearModel(Model):
     """φ → centre → clip → W: logits zW + b. What φ computes with is under `features`, μ, C, W and b under `head`."""
 
     features: FeatureMap
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     learned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """What φ computes with beside what is drawn, as names and shapes."""

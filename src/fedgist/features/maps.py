@@ -19,7 +19,7 @@ NAMES = ("scattering", "fourier", "model", "learned")
 class Ground:
     """What maps are made for: images of this shape and range, and the net that `model` and `learned` are about."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
     net: Model

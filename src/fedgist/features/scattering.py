@@ -15,6 +15,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.features.feature_map import unit
+from fedgist.options import only_images
 
 RADIUS = 3
 """Half the side of a filter: nearly 4σ along the wave, where its Gaussian is narrow, and 2 across it."""
@@ -65,7 +66,7 @@ def scatter(x: Tensor, filters: Tensor, scales: int, order: int) -> Tensor:
 class Scattering:
     """Paths of first and second order, averaged over a grid, under a signed square root, at norm 1."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     low: tuple[float, ...]
     """What a black pixel is, by channel."""
     high: tuple[float, ...]
@@ -75,6 +76,7 @@ class Scattering:
     grid: int = 4
 
     def __post_init__(self) -> None:
+        only_images("features=scattering", self.shape)
         channels, *sides = self.shape
         if channels not in (1, 3):
             raise FedgistError(f"scattering wants grey or colour images, not {channels} channels: take features=model")

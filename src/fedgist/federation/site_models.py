@@ -28,14 +28,11 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
         raise FedgistError(f"{run}: {start.method} keeps no whole model at a site; that of the server is in its run")
     images = 0 if test is None else len(test[1])
     score = one.executor.drive([accuracy(net, w, test)])[0] if test is not None and images else None
-    std = tuple(1 / (high - low) for low, high in zip(task.low, task.high, strict=True))
     about = trained.describe(
         task,
         start.model,
         net,
         class_names=None,
-        mean=tuple(-low * scale for low, scale in zip(task.low, std, strict=True)),
-        std=std,
         method=start.method,
         dataset=OWN,
         client=one.id,

@@ -1,5 +1,6 @@
 """A site's own: its data in any format that fedgist reads, its architecture, its device, and the host that answers."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,20 +63,26 @@ def task_of(start: Start, rules: Policy) -> Task:
             raise Refused(f"a model is described in at most {LONGEST_SPEC} letters here")
         if not 0 < int(told["classes"]) <= MOST_CLASSES:
             raise Refused(f"a run is about at most {MOST_CLASSES:,} classes here")
-        channels, height, width = (int(side) for side in told["shape"])
-        shape, classes = (channels, height, width), int(told["classes"])
+        shape, classes = models.checked_shape([int(side) for side in told["shape"]]), int(told["classes"])
         named = {str(spec): _model(str(spec), shape, classes) for spec in told["models"]}
         for spec, model in named.items():
             if model.size > rules.max_model:
                 raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
         low, high = (tuple(map(float, told[end])) for end in ("low", "high"))
+        if "mean" in told:
+            mean, std = (tuple(map(float, told[name])) for name in ("mean", "std"))
+        else:  # version 1 of the protocol knew only images, of which black became `low` and full intensity `high`
+            std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
+            mean = tuple(-bottom * scale for bottom, scale in zip(low, std, strict=True))
+        if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
+            raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
-        return Task(shape, classes, low, high, named, str(told["model"]), proxy)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
 
-def _model(spec: str, shape: tuple[int, int, int], classes: int) -> models.Model:
+def _model(spec: str, shape: tuple[int, ...], classes: int) -> models.Model:
     name, chosen = model_spec(spec)
     return models.build(name, shape, classes, **chosen)
 
@@ -87,7 +94,7 @@ def check_model(spec: str, images: Images) -> None:
 
 
 def client_data(folder: Path, task: Task) -> ClientData:
-    """A site's images on the scale of the task: black is `low`, full intensity `high`."""
+    """A site's samples, normalised by the numbers of the task."""
     train, test = (_scaled(images, task) for images in read_images(folder))
     return ClientData(*train, task.classes, test)
 
@@ -100,8 +107,10 @@ def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
         raise Refused(f"its images have the form {ours}, and the run is about {theirs}")
     if int(images.labels.max()) >= task.classes:
         raise Refused(f"it has more classes than the {task.classes} that the run is about")
-    low, high = (torch.tensor(ends).view(-1, 1, 1) for ends in (task.low, task.high))
-    return low + x * (high - low), torch.tensor(images.labels)
+    if task.mean:
+        mean, std = (torch.tensor(numbers).view(-1, *[1] * (x.dim() - 2)) for numbers in (task.mean, task.std))
+        x = (x - mean) / std
+    return x, torch.tensor(images.labels)
 
 
 def read_images(folder: Path) -> tuple[Images, Images]:

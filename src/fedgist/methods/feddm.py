@@ -100,13 +100,13 @@ class FedDM(fg.Surrogate[Config]):
 
     async def match(self, site: fg.Site, w: fg.Params, held: list[int], images: Tensor) -> Tensor:
         """T steps of matching (lines 11 to 15), the images of all classes in one tensor."""
-        members = [(site.data.y == c).nonzero().flatten() for c in held]
+        task, members = self.task, [(site.data.y == c).nonzero().flatten() for c in held]
         batches = ClassBatches(members, site.data.n, self.config.batch, self.config.even, self.augmentation)
         plan = fg.Chunks(batches.make, site.rng("matching").seed, self.config.steps)
         own = shares([self.config.ipc] * len(held), [self.config.ipc] * len(held))
         carry = self.matcher.init(images)
         # as bytes, what lies outside would be clamped, and the match lost: stay inside from the start
-        box = [pixel_range(self.task.low, self.task.high)] if self.config.pixels == "uint8" else []
+        box = [pixel_range(task.low, task.high, len(task.shape))] if self.config.pixels == "uint8" else []
         found, _ = await fg.scan(self.matcher.step, carry, plan, site.data.pool, w, batches.shares, own, *box)
         made: Tensor = found["x"]
         return made

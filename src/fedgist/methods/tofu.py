@@ -60,9 +60,7 @@ class Weights:
 class Encoded:
     """Updates one after the other, each as D_syn = (x, y, α) with the norms of its layers."""
 
-    images: Tensor = fg.wire(
-        fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "channels", "height", "width")
-    )
+    images: Tensor = fg.wire(fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "input"))
     ends: Tensor = fg.wire(shape=("updates", "bytes", 2), paper=False)
     labels: Tensor = fg.wire(shape=("updates", "images", "classes"))
     weights: Tensor = fg.wire(shape=("updates", "images"))
@@ -110,10 +108,10 @@ class TOFU(fg.ServerModel[Config]):
         self.worth_catching_up = encoded_updates.worth_sending(self.encoder, config.images)
 
     def bounds(self, model: str) -> fg.Bounds:
-        sides = dict(zip(("channels", "height", "width"), map(fg.Exactly, self.encoder.shape), strict=True))
-        sent = {"images": self.config.images, "layers": fg.Exactly(len(self.encoder.layers)), **sides}
-        rest = {"bytes": sent["images"] * (self.config.pixels == "uint8"), "statistics": self.encoder.statistics}
-        return {**super().bounds(model), "updates": self.worth_catching_up, **sent, **rest}
+        images, encoder = self.config.images, self.encoder
+        sizes = {"images": images, "bytes": images * (self.config.pixels == "uint8"), "statistics": encoder.statistics}
+        sizes |= {"updates": self.worth_catching_up, "layers": fg.Exactly(len(encoder.layers))}
+        return {**super().bounds(model), **sizes, "input": encoder.shape}
 
     def server_init(self, rng: fg.Rng) -> fg.State:
         state = super().server_init(rng)

@@ -3,7 +3,7 @@
 from fedgist.core.task import Model, Output
 from fedgist.models.as_module import Normalised, as_module
 from fedgist.models.layers import NORMS
-from fedgist.models.model import LayeredModel
+from fedgist.models.model import LayeredModel, checked_shape
 from fedgist.models.registry import available, build, spell_out
 from fedgist.models.torch_module import ModuleModel, from_module
 
@@ -17,6 +17,7 @@ __all__ = [
     "as_module",
     "available",
     "build",
+    "checked_shape",
     "from_module",
     "spell_out",
 ]

@@ -1,11 +1,26 @@
-"""Feed-forward architectures: MLP, FedGen's CNN, LeNet5 in two forms, ConvNet, VGG13.
+"""Feed-forward architectures: MLP, one for tables, one for signals, FedGen's CNN, LeNet5 in two forms, ConvNet, VGG13.
 
 A builder takes (input_shape, classes) and keyword options and gives the layers; the last one is the classifier.
 """
 
 from itertools import pairwise
 
-from fedgist.models.layers import AvgPool, Conv, Flatten, GlobalAvgPool, Layers, Linear, MaxPool, Relu, Tanh, norm_layer
+from fedgist.core.errors import FedgistError
+from fedgist.models.layers import (
+    AvgPool,
+    Conv,
+    Conv1d,
+    Embeddings,
+    Flatten,
+    GlobalAvgPool,
+    Layers,
+    Linear,
+    MaxPool,
+    MaxPool1d,
+    Relu,
+    Tanh,
+    norm_layer,
+)
 from fedgist.models.model import output_size
 
 FEATURES = ("relu", "tanh", "linear")
@@ -22,7 +37,7 @@ def _activation(index: int, kind: str) -> Layers:
 
 
 def mlp(
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     classes: int,
     *,
     hidden: tuple[int, ...] = (200,),
@@ -31,12 +46,63 @@ def mlp(
     features: str = "relu",
 ) -> Layers:
     """Multilayer perceptron; hidden=(200,), feature_size adds a last hidden layer, norm=none, features=relu."""
-    layers: Layers = (("flatten", Flatten()),)
+    return _perceptron((("flatten", Flatten()),), input_shape, classes, hidden, feature_size, norm, features)
+
+
+def _perceptron(
+    layers: Layers,
+    input_shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[int, ...],
+    feature_size: int | None,
+    norm: str,
+    features: str,
+) -> Layers:
+    """Linear layers after what the first `layers` give."""
     widths = (output_size(layers, input_shape), *hidden, *([feature_size] if feature_size else []))
     for i, (inputs, outputs) in enumerate(pairwise(widths), start=1):
         kind = features if i == len(widths) - 1 else "relu"
         layers += ((f"fc{i}", Linear(inputs, outputs)), *norm_layer(f"norm{i}", norm, outputs), *_activation(i, kind))
     return (*layers, ("classifier", Linear(widths[-1], classes)))
+
+
+def tabular(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: tuple[int, ...] = (64, 32),
+    feature_size: int | None = None,
+    categories: tuple[int, ...] = (),
+    embedding: int = 4,
+    norm: str = "none",
+    features: str = "relu",
+) -> Layers:
+    """MLP for tables; hidden=(64, 32), categories=() one-hot blocks at the end, each in embedding=4, norm=none."""
+    if sum(categories) > input_shape[0]:
+        raise FedgistError(f"categories name {sum(categories)} one-hot columns, and there are {input_shape[0]} in all")
+    first: Layers = (("columns", Embeddings(categories, embedding) if categories else Flatten()),)
+    return _perceptron(first, input_shape, classes, hidden, feature_size, norm, features)
+
+
+def cnn1d(
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    depth: int = 3,
+    width: int = 32,
+    kernel: int = 7,
+    norm: str = "group",
+) -> Layers:
+    """CNN for signals: convolutions, pooling by two, a mean over time; depth=3, width=32, kernel=7, norm=group."""
+    if kernel % 2 == 0:
+        raise FedgistError(f"kernel must be odd, not {kernel}")
+    channels = input_shape[0]
+    layers: Layers = ()
+    for i in range(1, depth + 1):
+        layers += ((f"conv{i}", Conv1d(channels, width, kernel)), *_norm_relu(i, norm, width))
+        layers += ((f"pool{i}", MaxPool1d()),) if i < depth else ()
+        channels = width
+    return (*layers, ("pool", GlobalAvgPool()), ("classifier", Linear(width, classes)))
 
 
 def cnn(

@@ -96,6 +96,46 @@ class Conv(Layer):
 
 
 @dataclass(frozen=True)
+class Conv1d(Layer):
+    """Along the length of a signal, which stays as it is (an odd kernel, padded with zeros)."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+
+    def entries(self) -> dict[str, Entry]:
+        return _affine((self.outputs, self.inputs, self.kernel), bias=True)
+
+    def bind(self, name: str) -> Step:
+        weight, bias, padding = f"{name}.weight", f"{name}.bias", self.kernel // 2
+        return lambda w, x, buffers, tap: torch.conv1d(x, w[weight], w[bias], padding=padding)
+
+
+@dataclass(frozen=True)
+class Embeddings(Layer):
+    """The last columns of a table are one-hot blocks of these sizes: each becomes its row of a table of its own.
+
+    As a product, so that a synthetic row, which is never quite one-hot, has an embedding and a gradient, too.
+    """
+
+    sizes: tuple[int, ...]
+    width: int
+
+    def entries(self) -> dict[str, Entry]:
+        # as large as a standardised column: a row of the table is N(0, 1) in torch; uniform with variance 1 here
+        return {f"{i}": Entry((size, self.width), bound=math.sqrt(3.0)) for i, size in enumerate(self.sizes)}
+
+    def bind(self, name: str) -> Step:
+        names = [f"{name}.{i}" for i in range(len(self.sizes))]
+
+        def step(w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
+            numeric, *blocks = x.split([x.shape[1] - sum(self.sizes), *self.sizes], 1)
+            return torch.cat([numeric, *(block @ w[own] for block, own in zip(blocks, names, strict=True))], 1)
+
+        return step
+
+
+@dataclass(frozen=True)
 class Linear(Layer):
     inputs: int
     outputs: int
@@ -234,6 +274,12 @@ class MaxPool(Layer):
 
 
 @dataclass(frozen=True)
+class MaxPool1d(Layer):
+    def bind(self, name: str) -> Step:
+        return lambda w, x, buffers, tap: torch.max_pool1d(x, 2)
+
+
+@dataclass(frozen=True)
 class AvgPool(Layer):
     size: int = 2
 
@@ -243,10 +289,10 @@ class AvgPool(Layer):
 
 @dataclass(frozen=True)
 class GlobalAvgPool(Layer):
-    """The mean over all pixels: [batch, channels, height, width] to [batch, channels]."""
+    """The mean over all places: [batch, channels, height, width] or [batch, channels, length] to [batch, channels]."""
 
     def bind(self, name: str) -> Step:
-        return lambda w, x, buffers, tap: x.mean((2, 3))
+        return lambda w, x, buffers, tap: x.mean(tuple(range(2, x.dim())))
 
 
 @dataclass(frozen=True)

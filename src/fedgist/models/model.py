@@ -19,17 +19,22 @@ from fedgist.core.task import Model, Output, Tap
 from fedgist.models.gpu.blocks import bind_blocks
 from fedgist.models.layers import Entry, Layers, Step, bind_all, named_entries
 
+MOST_SIDES, MOST_INPUTS = 8, 2**26
+"""Dimensions of an input, and numbers in it."""
+
 
 def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """`shape` if it is one of images, or an error that says how it should look."""
-    if len(shape) != 3 or not all(map(is_count, shape)):
-        raise FedgistError(f"input_shape must be (channels, height, width), not {tuple(shape)}")
-    channels, height, width = shape
-    return channels, height, width
+def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """`shape` if it can be that of an input, or an error that says how it should look."""
+    if not (1 <= len(shape) <= MOST_SIDES and all(map(is_count, shape)) and math.prod(shape) <= MOST_INPUTS):
+        raise FedgistError(
+            f"input_shape must be 1 to {MOST_SIDES} positive whole numbers, channels first, as in (30,), (1, 187) or "
+            f"(3, 32, 32), with a product of at most {MOST_INPUTS:,}, not {tuple(shape)}"
+        )
+    return tuple(shape)
 
 
 @final
@@ -38,7 +43,7 @@ class LayeredModel(Model):
     """A chain of layers whose last one is the linear classifier. Equal by value."""
 
     name: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     classes: int
     layers: Layers
 

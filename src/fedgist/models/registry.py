@@ -6,13 +6,15 @@ from functools import cache
 from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.models.feed_forward import FEATURES, cnn, convnet, lenet5, lenet5_thesis, mlp, vgg13
+from fedgist.models.feed_forward import FEATURES, cnn, cnn1d, convnet, lenet5, lenet5_thesis, mlp, tabular, vgg13
 from fedgist.models.layers import NORMS, Layers
-from fedgist.models.model import LayeredModel, image_shape, is_count
+from fedgist.models.model import LayeredModel, checked_shape, is_count
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {
     "mlp": mlp,
+    "tabular": tabular,
+    "cnn1d": cnn1d,
     "cnn": cnn,
     "lenet5": lenet5,
     "lenet5-thesis": lenet5_thesis,
@@ -22,6 +24,15 @@ ARCHITECTURES: dict[str, Callable[..., Layers]] = {
     "resnet18": resnet18,
     "resnet18-thesis": resnet18_thesis,
 }
+
+ANY, TABLES, SIGNALS, IMAGES = range(4)
+FORMS = {
+    TABLES: "tables (columns)",
+    SIGNALS: "signals (channels × length)",
+    IMAGES: "images (channels × height × width)",
+}
+RANKS = {"mlp": ANY, "tabular": TABLES, "cnn1d": SIGNALS}
+"""How many dimensions an input of a model has; where nothing is said, it is an image."""
 
 WORDS = {"norm": NORMS, "features": FEATURES}
 """Options that are one of some words."""
@@ -33,10 +44,17 @@ def available() -> dict[str, str]:
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -> LayeredModel:
-    """The named model for images of `input_shape` (channels, height, width); equal arguments give the same object."""
+    """The named model for inputs of `input_shape`, channels first; equal arguments give the same object."""
     if name not in ARCHITECTURES:
         raise unknown("model", name, ARCHITECTURES)
-    shape = image_shape(input_shape)
+    shape = checked_shape(input_shape)
+    if RANKS.get(name, IMAGES) not in (len(shape), ANY):
+        fitting = [other for other in ARCHITECTURES if RANKS.get(other, IMAGES) in (len(shape), ANY)]
+        form = "×".join(map(str, shape))
+        raise FedgistError(
+            f"{name} takes {FORMS[RANKS.get(name, IMAGES)]}, and an input here has the form {form}: take "
+            f"{', '.join(fitting)}"
+        )
     if not is_count(classes):
         raise FedgistError(f"the number of classes must be a positive whole number, not {classes!r}")
     return _build(name, shape, classes, tuple(_chosen(name, options).items()))
@@ -44,7 +62,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -
 
 def spell_out(name: str, **options: Any) -> str:
     """A model as `mlp:hidden=200x100:norm=none`, with all its options, so that other defaults do not change it."""
-    chosen = {key: value for key, value in _chosen(name, options).items() if value is not None}
+    chosen = {key: value for key, value in _chosen(name, options).items() if value not in (None, ())}
     texts = [f"{key}={'x'.join(map(str, v)) if isinstance(v, tuple) else v}" for key, v in chosen.items()]
     return ":".join([name, *texts])
 
@@ -60,15 +78,13 @@ def _chosen(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _build(
-    name: str, input_shape: tuple[int, int, int], classes: int, options: tuple[tuple[str, Any], ...]
-) -> LayeredModel:
+def _build(name: str, input_shape: tuple[int, ...], classes: int, options: tuple[tuple[str, Any], ...]) -> LayeredModel:
     try:
         return LayeredModel(name, input_shape, classes, ARCHITECTURES[name](input_shape, classes, **dict(options)))
     except FedgistError as error:
         shape = "×".join(map(str, input_shape))
         raise FedgistError(
-            f"{name} does not fit images of {shape}: {error}; take another model or larger images"
+            f"{name} does not fit inputs of {shape}: {error}; take another model or larger inputs"
         ) from error
 
 

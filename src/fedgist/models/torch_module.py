@@ -21,7 +21,7 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
 from fedgist.models.layers import batch_norm
-from fedgist.models.model import image_shape
+from fedgist.models.model import checked_shape
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -30,7 +30,7 @@ def from_module(
     module: nn.Module, input_shape: Sequence[int], classes: int, features: str | None = None
 ) -> "ModuleModel":
     """A model that runs `module`; `features` names the submodule whose input is the features (else the last Linear)."""
-    return ModuleModel(module, image_shape(input_shape), classes, features)
+    return ModuleModel(module, checked_shape(input_shape), classes, features)
 
 
 class _Worker:
@@ -77,7 +77,7 @@ class _Worker:
 class ModuleModel(Model):
     """Equal only to itself: what a module computes cannot be compared. Use one object for all clients that share it."""
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, int, int], classes: int, features: str | None = None):
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], classes: int, features: str | None = None):
         self.name = type(module).__name__
         self.input_shape = input_shape
         self.classes = classes
@@ -163,7 +163,7 @@ class ModuleModel(Model):
             )
 
     def _probe(self) -> int:
-        """Run two images through the module once, to find mistakes now and with words; gives the feature size."""
+        """Run two inputs through the module once, to find mistakes now and with words; gives the feature size."""
         any_weight = next(iter(self._start.values()))
         x = Rng(0)("probe").uniform(2, *self.input_shape).to(any_weight.device, any_weight.dtype)
         with torch.no_grad():
@@ -171,10 +171,10 @@ class ModuleModel(Model):
                 features, logits = self._worker(x.device).run(self._start, x, None, None)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 shape = "×".join(map(str, self.input_shape))
-                raise FedgistError(f"{self.name} cannot run on images of {shape}: {error}") from error
+                raise FedgistError(f"{self.name} cannot run on inputs of {shape}: {error}") from error
             if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, self.classes):
                 got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise FedgistError(f"{self.name} must return [batch, {self.classes}] for 2 images, but gave {got}")
+                raise FedgistError(f"{self.name} must return [batch, {self.classes}] for 2 inputs, but gave {got}")
             if features is None or features.dim() != 2:
                 raise FedgistError(
                     f"the layer {self._classifier!r} of {self.name} is not given [batch, features]; "

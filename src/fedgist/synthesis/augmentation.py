@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.errors import unknown
+from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import uniform
 
 KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
@@ -33,9 +33,11 @@ class Augmentation:
     """The kinds to draw from, for images of that height and width. Digits should not be flipped."""
 
     kinds: tuple[str, ...]
-    size: tuple[int, int]
+    size: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if len(self.size) != 2:
+            raise FedgistError("an augmentation is for images, and an input here is none: leave it out")
         for kind in self.kinds:
             if kind not in KINDS:
                 raise unknown("augmentation", kind, KINDS)
@@ -62,7 +64,7 @@ def _color(u: Tensor, active: dict[str, Tensor]) -> list[Tensor]:
     return [contrast * saturation, contrast * (1 - saturation), 1 - contrast, brightness]
 
 
-def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, ...]) -> list[Tensor]:
     """Shift by whole pixels, mirror, enlarge or reduce, turn: where a pixel's value is read, as an affine map.
 
     Its two rows, for across and down, take how far the pixel is right of the centre, how far below, and 1.
@@ -80,7 +82,7 @@ def _reading(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> lis
     return across + [part * 2 / height for part in (sin * mirror, cos, down)]
 
 
-def _hole(u: Tensor, active: dict[str, Tensor], size: tuple[int, int]) -> list[Tensor]:
+def _hole(u: Tensor, active: dict[str, Tensor], size: tuple[int, ...]) -> list[Tensor]:
     """How far the middle of a hole, which is anywhere, is below the centre of the image and right of it."""
 
     def middle(v: Tensor, side: int) -> Tensor:

@@ -11,7 +11,7 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Task
-from fedgist.options import option
+from fedgist.options import only_images, option
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GeneratedDreams:
     """
 
     count: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
     noise: int = 256
@@ -128,6 +128,7 @@ def dream_space(options: SpaceOptions, task: Task) -> FreeDreams | GeneratedDrea
         return FreeDreams(options.dreams, first.layer_shapes[options.layer])
     if not options.generator:
         return FreeDreams(options.dreams, task.shape)
+    only_images("generator", task.shape)
     if task.shape[1] % 4 or task.shape[2] % 4:
         raise FedgistError("the generator makes images whose height and width are multiples of 4")
     return GeneratedDreams(options.dreams, task.shape, task.low, task.high, options.noise, options.width)

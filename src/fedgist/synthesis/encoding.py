@@ -21,9 +21,10 @@ from fedgist.core.task import Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient
 from fedgist.learning.optimisers import Adam, Optimiser
+from fedgist.options import only_images
 
 Proxy = dict[str, Tensor]
-"""D_syn: `images` [N, channels, height, width] as small as the prior makes them, `labels` [N, C], `weights` [N]."""
+"""D_syn: `images` [N, *input] as small as the prior makes them, `labels` [N, C], `weights` [N]."""
 
 Sent = dict[str, Tensor]
 """An encoded update as it travels: D_syn, the norms of the layers (`scales`), the `ends` of images sent as bytes."""
@@ -36,18 +37,19 @@ ADAM = Adam()
 TINY = 1e-30  # below any squared norm that means something, and a normal number in float32
 
 
-def sent_shape(shape: tuple[int, int, int], prior: str) -> tuple[int, int, int]:
+def sent_shape(shape: tuple[int, ...], prior: str) -> tuple[int, ...]:
     """The shape of a synthetic image as it is sent: full size, one channel, or half the height and width."""
+    if prior == "full":
+        return shape
+    only_images(f"prior={prior}", shape)
     channels, height, width = shape
-    return {
-        "full": shape,
-        "grey": (1, height, width),
-        "half": (channels, (height + 1) // 2, (width + 1) // 2),
-    }[prior]
+    return (1, height, width) if prior == "grey" else (channels, (height + 1) // 2, (width + 1) // 2)
 
 
-def full_size(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def full_size(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """What the network sees: the one channel repeated, or each pixel doubled (nearest neighbour), as the shape asks."""
+    if images.shape[1:] == shape:
+        return images
     channels, height, width = shape
     if images.shape[-2:] != (height, width):
         images = images.repeat_interleave(2, -2).repeat_interleave(2, -1)[..., :height, :width]
@@ -81,7 +83,7 @@ class Encoder:
     optimiser: Optimiser = ADAM
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of a synthetic image as it is sent."""
         return sent_shape(self.model.input_shape, self.prior)
 
@@ -251,5 +253,5 @@ def quantise(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def restore(bytes: Tensor, ends: Tensor) -> Tensor:
     """The images that bytes stand for."""
-    low, high = (end.view(-1, 1, 1, 1) for end in ends.unbind(1))
+    low, high = (end.view(-1, *[1] * (bytes.dim() - 1)) for end in ends.unbind(1))
     return low + bytes.to(ends.dtype) * ((high - low) / 255)

@@ -35,7 +35,7 @@ class Generator:
 
     @cached_property
     def _net(self) -> LayeredModel:
-        inputs = (self.noise + self.classes, 1, 1)
+        inputs = (self.noise + self.classes,)
         return models.build("mlp", inputs, math.prod(self.latent), hidden=(self.hidden,), norm="batch")
 
     @property

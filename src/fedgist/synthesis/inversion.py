@@ -25,7 +25,7 @@ from fedgist.core.task import Model, Tap
 from fedgist.core.work import compute, gradient, scan
 from fedgist.learning.optimisers import Adam
 from fedgist.learning.training import Carry
-from fedgist.options import option
+from fedgist.options import only_images, option
 
 log = logging.getLogger("fedgist")
 
@@ -180,6 +180,8 @@ class DreamOptions:
     def dreamers(self, models: Mapping[str, Model], space: Space, layer: str | None) -> dict[Model, Dreamer]:
         """Of each model; says so where the BatchNorm term is meant to be and cannot."""
         for name, model in models.items():
+            if layer is None and self.tv not in (0, DreamOptions.tv):
+                only_images("tv", model.input_shape)
             if self.statistics and not has_statistics(model, layer):
                 log.warning(f"codream: dreams pass no BatchNorm in {name}, so its BatchNorm term (Eq. 6) is absent")
         return {model: Dreamer(self.objective(model, layer), space) for model in models.values()}

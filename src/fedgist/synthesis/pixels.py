@@ -8,9 +8,9 @@ from torch import Tensor
 LEVELS = 255
 
 
-def pixel_range(low: Sequence[float], high: Sequence[float]) -> Tensor:
-    """The lowest and the highest value of each channel, as [2, channels, 1, 1]."""
-    return torch.tensor([low, high], dtype=torch.float64)[:, :, None, None]
+def pixel_range(low: Sequence[float], high: Sequence[float], rank: int) -> Tensor:
+    """The lowest and the highest value of each channel, as [2, channels, 1, …] for inputs of that rank."""
+    return torch.tensor([low, high], dtype=torch.float64).view(2, -1, *[1] * (rank - 1))
 
 
 def quantise(x: Tensor, low: Sequence[float], high: Sequence[float]) -> Tensor:
@@ -29,5 +29,5 @@ def dequantise(q: Tensor, low: Sequence[float], high: Sequence[float], dtype: to
 
 def _affine(like: Tensor, low: Sequence[float], high: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Level 0 and the distance between levels, for each channel."""
-    bottom, top = pixel_range(low, high)
+    bottom, top = pixel_range(low, high, like.dim() - 1)
     return bottom.to(like), ((top - bottom) / LEVELS).to(like)

@@ -37,6 +37,8 @@ MODEL = "mlp:hidden=16"
 TASK = {
     "shape": [1, 8, 8],
     "classes": 10,
+    "mean": [0.0],
+    "std": [1.0],
     "low": [0.0],
     "high": [1.0],
     "models": [MODEL],

@@ -93,7 +93,7 @@ LIES: list[tuple[str, str, Lie, str]] = [
     ("fednova", "Normalised", filled("pa", -3.0), "Normalised.pa holds -3, below the 0"),
     ("feddm", "Images", filled("labels", 10), "Images.labels holds 10, above the 9"),
     ("feddm", "Images", filled("labels", -1), "Images.labels holds -1"),
-    ("feddm", "Images", lambda leaves: leaves.update(images=leaves["images"][:, :, :4].contiguous()), "height = 4"),
+    ("feddm", "Images", lambda leaves: leaves.update(images=leaves["images"][:, :, :4].contiguous()), "does not fit"),
     ("tofu", "Upload", filled("p", 3e38), "Upload.p holds 3e+38"),
     ("fedgen", "Upload", filled("own_counts", -5.0), "own_counts"),
     ("codream", "SoftLabels", scaled("outputs", 1e6), "outputs <so many> times as large"),
@@ -103,7 +103,7 @@ LIES: list[tuple[str, str, Lie, str]] = [
         "repshare",
         "Representations",
         lambda leaves: leaves.update({name: leaves[name][..., :3].contiguous() for name in ("sums", "observations")}),
-        "features = 3 is not the agreed",
+        "does not fit",
     ),
     ("feddistill", "Local", filled("holders", -1.0), "Local.holders"),
 ]
