@@ -188,7 +188,8 @@ def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
     from fedgist.data import inventory
     from fedgist.experiments import reproduction
 
-    lacking, rows = inventory.unreadable(data_dir), {}
+    lacking = inventory.unreadable(data_dir)
+    rows: dict[str, dict[str, Any]] = {}
     for name, needed in sorted(reproduction.needs_of_data(scale).items()):
         here = name in inventory.readable(data_dir)
         cells = {preset: len(cells) for preset, cells in needed.items()}

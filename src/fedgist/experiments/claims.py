@@ -96,8 +96,8 @@ def read(preset: str, given: str | Mapping[str, Any], rows: Collection[str], col
         raise FedgistError(f"preset {preset}: a claim is written ROW > ROW, not {text!r}")
     left, _, right = text.partition(sign)
     lists = {key: tuple(told.get(key, ())) for key in ("only", "but", "grows")}
-    texts = {key: told.get(key, "") for key in ("headline", "note")}
-    claim = Claim(left, sign.strip(), right, **lists, **texts)
+    told_of = {"headline": told.get("headline", ""), "note": told.get("note", "")}
+    claim = Claim(left, sign.strip(), right, lists["only"], lists["but"], lists["grows"], **told_of)
     if not {left, *(() if claim.level is not None else (right,))} <= set(rows):
         raise FedgistError(f"preset {preset}: the claim {text!r} speaks of rows that there are not")
     if not {*claim.only, *claim.but, *claim.grows} <= set(columns):

@@ -64,6 +64,7 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
+        images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
         tell(f"site {name}: {images}")
         tell(_summary(rules, kit))
         tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
