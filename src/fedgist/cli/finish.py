@@ -98,8 +98,8 @@ def _sums(model: Path, data: Path) -> "Sums":
     from fedgist.federation.site_setup import client_data
 
     _, _, about = membership.opened(model)
-    scale = {"mean": about.mean or (), "std": about.std or ()}
-    task = Task(about.input_shape, about.classes, about.low or (), about.high or (), {}, "", **scale)
+    ends, mean, std = (about.low or (), about.high or ()), about.mean or (), about.std or ()
+    task = Task(about.input_shape, about.classes, *ends, {}, "", mean=mean, std=std)
     try:
         return membership.sums_of(model, client_data(data, task))
     except Refused as error:
