@@ -28,6 +28,7 @@ _rounds = partial(option, group="Rounds and seeds")
 _judged = partial(option, group="Evaluation")
 _computed = partial(option, group="Computation", role=Role.EXECUTION)
 _network = partial(option, group="Network", role=Role.SIMULATION)
+_private = partial(option, group="Differential privacy")
 _kept = partial(option, group="What is kept", role=Role.EXECUTION)
 
 
@@ -110,11 +111,32 @@ class RunConfig:
     topology: str | None = _network(
         None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
     )
+    secure: str | None = _network(
+        None,
+        "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
+        role=Role.NONE,
+        flag="HOW",
+    )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
     artifacts_every: int | None = _kept(
         None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0
     )
     record: tuple[str, ...] = _kept((), "Message types of which the encoded messages are kept.", flag="TYPES")
+    epsilon: float | None = _private(
+        None,
+        "Budget ε of every client's data in this run, for a record added or removed; none: no guarantee.",
+        above=0,
+        flag="X",
+    )
+    delta: float = _private(
+        1e-5, "The δ at which ε holds: far below one by the number of records.", above=0, high=0.1, flag="X"
+    )
+    dp_noise: str = _private(
+        "local",
+        "local: each client's noise protects it from the server; sum: only the sum's does, which then must be secure.",
+        ("local", "sum"),
+    )
+    colluders: int = _private(0, "With dp_noise=sum: clients that may tell the server their noise.", low=0)
     options: Any = None
 
 
@@ -284,6 +306,10 @@ def _check_finish(config: RunConfig) -> None:
         raise FedgistError(f"{name} has the exact head already: leave out finish")
     if config.topology is not None:
         raise FedgistError("a finish is made by a server: leave out finish or topology")
+    if config.epsilon is not None:
+        raise FedgistError(
+            "a finish would spend a budget of its own beside that of the rounds: leave out finish or epsilon"
+        )
 
 
 def _check_topology(config: RunConfig) -> None:

@@ -39,6 +39,8 @@ class RunFolder:
         self.shown = self.path / "artifacts" / "shown"
         self.transcript = self.path / "artifacts" / "transcript"
         self.state = self.path / "artifacts" / "state.safetensors"
+        self.privacy = self.path / "privacy"
+        """A book of releases for each client's data, in a private run."""
         self.result = self.path / "result.json"
         self.report = self.path / "report.html"
         self.model = self.path / "model"

@@ -82,7 +82,7 @@ def known(run: RunFolder) -> tuple[RunConfig, results.Result, Sums]:
     given = config.options
     if config.method != "gist":
         raise FedgistError(f"{run.path} is a run of {config.method}: only the model of gist is made of sums")
-    if getattr(config, "epsilon", None) is not None or getattr(config, "secure", False):
+    if config.epsilon is not None or config.secure is not None:
         raise FedgistError(
             "noise and masks are over a set of clients as a whole: make the run again with the other set"
         )

@@ -21,7 +21,7 @@ from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, finishing, model_card, provenance, results, trained
+from fedgist.experiments import artifacts, finishing, model_card, privacy, provenance, results, security, trained
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
@@ -72,6 +72,7 @@ def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Exec
         offline=config.offline,
         delay=config.delay,
         topology=None if topology is None else topologies.build(topology, ids, Rng(config.seed)),
+        layer=privacy.simulated(method, inputs, config, security.in_process(config, ids), executor.place.device),
     )
 
 
@@ -155,6 +156,7 @@ class _Run:
             self.method = methods.find(config.method)(config.options, inputs.task)
         except MixedModels as error:
             raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
+        security.check(config, self.method)
         self.test = executor.place.put(inputs.test)
         self.make, self.engine = make, make(self.method, inputs, config, executor)
         self.finishing = finishing.method(config, self.method, self.engine.state) if config.finish else None
@@ -225,7 +227,7 @@ class _Run:
             missing |= self.engine.missing
         row |= {"missing": missing} if missing else {}
         totals = self.engine.ledger.totals()
-        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
+        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down, **privacy.told(self.engine.layer)}
         self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
@@ -260,10 +262,15 @@ class _Run:
         """Says in the folder what runs; returns the last checkpoint, if any."""
         inputs = self.inputs
         held = {"clients": inputs.counts, "classes": inputs.task.classes, "sha256": inputs.sha256}
-        where, what = provenance.environment(self.config.device), provenance.about(self.method, self.finishing)
+        where, what = provenance.environment(self.config.device), self._about()
         saved = folder.open(configs.dump(self.config), held, inputs.parts, where, what)
         self.rows = folder.rows()
+        privacy.keep_books(self.engine.layer, folder)
         return saved
+
+    def _about(self) -> dict[str, Any]:
+        about = provenance.about(self.method, self.finishing)
+        return {**about, "secure": self.engine.layer.title} if self.engine.layer.title else about
 
     def _ledger(self, saved: Any) -> Ledger:
         if self.folder is None:
@@ -283,7 +290,7 @@ class _Run:
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(self.config, provenance.about(self.method, self.finishing), made, result)
+                card = model_card.text(self.config, self._about(), made, result, privacy.sentence(self.engine.layer))
                 write_text(folder.card, card)
             about = {
                 "dataset": self.config.dataset,
@@ -292,6 +299,7 @@ class _Run:
                 **dataclasses.asdict(self.engine.ledger.totals()),
                 "state_sha256": self.engine.digest(),
                 "citation": self.method.citation,
+                "privacy": privacy.promised(self.engine.layer),
             }
             results.save(result, folder, about)
         return result

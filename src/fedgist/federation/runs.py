@@ -14,7 +14,7 @@ from fedgist.engines.engine import Engine
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import runner
+from fedgist.experiments import privacy, runner
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
@@ -71,9 +71,15 @@ def run(
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
             protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
-            seed, info = config.seed, inputs.info
             return RemoteEngine(
-                method, transport, info, seed=seed, executor=executor, patience=patience, protocols=protocols
+                method,
+                transport,
+                inputs.info,
+                seed=config.seed,
+                executor=executor,
+                patience=patience,
+                protocols=protocols,
+                layer=privacy.across(method, config, None),
             )
 
         def load(config: RunConfig) -> Inputs:

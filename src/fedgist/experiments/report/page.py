@@ -71,6 +71,7 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         sees=tables.who_sees_what(groups),
         missing=tables.missing(groups),
         privacy=_privacy(groups),
+        secure=[f"{group.label}: {about}." for group in groups if (about := group.first.about.get("secure"))],
         partitions=_partitions(groups),
         configurations=[(_name(group, run), run.text) for group in groups for run in group.runs],
         environments=_environments(groups),

@@ -249,6 +249,7 @@ class RemoteEngine(Engine):
                 unfit[id] = error
             except SiteFailure as failure:
                 self._miss(id, str(failure))
+                self.gone |= {id: plain(str(failure))} if self.layer.over(str(failure)) else {}
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
@@ -260,6 +261,7 @@ class RemoteEngine(Engine):
             self._miss(id, f"sent {tag_of(ask.reply)} with {what}; more than {self.patience.max_norm:g} is --max-norm")
             del replies[id]
         self.working |= {id: version for id, version in changed.items() if id in replies}
+        self._check_enough()
         return replies
 
     def _request(self, id: str, tag: str, invited: int = 0) -> Request:

@@ -24,6 +24,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
@@ -255,7 +256,7 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
-        run = self._prepared(start, method, self.policy.admit(data))
+        run = self._prepared(start, method, self.policy.admit(data, method.task.private))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs()
@@ -274,7 +275,11 @@ class SiteHost:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
         folder = self._folder(start.run)
-        return SiteRun(self.id, start, method, here, self.executor, folder, self.layer(start, folder))
+        inner = self.layer(private_sums.without(start), folder)
+        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
+        promise = private_sums.asked(start)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
