@@ -326,6 +326,10 @@ def _check_finish(config: RunConfig) -> None:
         raise FedgistError(f"{name} has the exact head already: leave out finish")
     if config.topology is not None:
         raise FedgistError("a finish is made by a server: leave out finish or topology")
+    if config.epsilon is not None:
+        raise FedgistError(
+            "a finish would spend a budget of its own beside that of the rounds: leave out finish or epsilon"
+        )
 
 
 def _check_topology(config: RunConfig) -> None:
@@ -353,7 +357,8 @@ def finish_spec(text: str) -> tuple[str, dict[str, Any]]:
 
     Alone, learned features stay as they are, so that the head fits into the model that they come from.
     """
-    both, given = model_spec(text)
+    both, known = model_spec(text)
+    given = {key: text.split(f":{key}=")[1].split(":")[0] for key in known}  # as text: gist knows what each is
     name, _, beside = both.partition("+")
     if name != "gist" or "features" in given:
         raise FedgistError(f"finish must be gist, or gist+NAME for a feature map beside the model's, not {text!r}")

@@ -270,7 +270,8 @@ class _Run:
         start, ledger = time.perf_counter(), self.engine.ledger
         at_once = dataclasses.replace(self.config, delay=0)  # no later round could hear a late reply
         method = finishing.method(self.config, self.method, self.engine.state)
-        engine = self.make(method, self.inputs, at_once, self.engine.executor)
+        exact = engines.executor(self.config.engine, self.config.device)  # sums bear no tf32
+        engine = self.make(method, self.inputs, at_once, exact)
         engine.ledger, engine.rounds_done = ledger, self.engine.rounds_done
         report = engine.run_round()
         if report.skipped is not None:

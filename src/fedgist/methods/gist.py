@@ -174,28 +174,28 @@ class Gist(fg.Method[Config]):
         centre = Centre(seed, self.on_wire(mean))
         multiplied = await fed.ask(described.ids, centre, Second)
         classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets)
-        if self.fixed_ridge is not None:
-            ridge = self.fixed_ridge
-        elif self.validated:
-            ridge = await self.most_hits(classifier, centre, prior, multiplied.ids, fed)
+        if self.validated:
+            ridge = await self.by_hits(classifier, centre, prior, multiplied.ids, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
-            spread = n * (1 - prior.square().sum().item())
-            ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
+            ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        chosen = torch.tensor(ridge, dtype=torch.float64)
-        return {**state, **fitted, "ridge": chosen, "answered": len(multiplied)}
+        sums = {"features": described.sum.features, "labels": described.sum.labels}  # who joins later changes these
+        sums |= {"products": multiplied.sum.products, "targets": multiplied.sum.targets}
+        fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
+        return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
+
+    def ridge_from(self, classifier: Ridge, samples: float, spread: float) -> float:
+        """λ as it is given, or as the sums say."""
+        return self.fixed_ridge or classifier.best(samples, spread, self.ridges(classifier, FROM_SUMS))
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
         """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
-        least = classifier.least(self.wire)
-        return [max(least, classifier.scale * factor) for factor in factors]
+        return [max(classifier.least(self.wire), classifier.scale * factor) for factor in factors]
 
-    async def most_hits(
-        self, classifier: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation
-    ) -> float:
+    async def by_hits(self, fit: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation) -> float:
         """The candidate with the most hits on held-out samples; of equals the strongest."""
-        ridges = self.ridges(classifier, CANDIDATES)
-        weights = torch.stack([classifier.weights(ridge) for ridge in ridges])
+        ridges = self.ridges(fit, CANDIDATES)
+        weights = torch.stack([fit.weights(ridge) for ridge in ridges])
         request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
         correct = (await fed.ask(ids, request, Hits)).sum.correct[:-1].tolist()
         return max(zip(correct, ridges, strict=True))[1]
