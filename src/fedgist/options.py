@@ -109,6 +109,10 @@ class Option:
             self._check(part)
         return value
 
+    def written(self, value: Any) -> Any:
+        """The value as a person writes it."""
+        return "all" if self.or_all and value == ALL else value
+
     def _check(self, value: Any) -> None:
         if value is None:
             return
@@ -233,7 +237,7 @@ def toml(known: Mapping[str, Option], values: Mapping[str, Any]) -> str:
             group = known[name].group
             lines.append(f"## {group}\n")
         lines += [f"# {sentence}" for sentence in known[name].sentences.splitlines()]
-        lines.append(f"{name} = {toml_value('all' if known[name].or_all and value == ALL else value)}\n")
+        lines.append(f"{name} = {toml_value(known[name].written(value))}\n")
     return "\n".join(lines)
 
 

@@ -25,15 +25,24 @@ def replacing(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{os.getpid()}")  # others may write the same file at the same time
     try:
         yield draft
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(draft)
         draft.replace(path)
+        sync(path.parent)
     except OSError as error:
         if error.errno and not error.filename:
             error.filename = str(path)  # a write says no more than that the disk is full
         raise
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _describe(tree: Tree, tensors: dict[str, Tensor]) -> Any:

@@ -42,6 +42,7 @@ def test_the_folder_holds_the_run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     whole = {"config.toml", "env.json", "method.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
     assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"} | {
+        "fairness.json",
         "model.safetensors",
         "model.json",
         "MODEL_CARD.md",
@@ -277,13 +278,18 @@ def test_an_evaluation_that_nobody_answers_ends_no_run(monkeypatch):
     assert result.accuracy == result.metrics[1]["accuracy"]
 
 
-def test_when_no_evaluation_succeeds_the_run_says_so(monkeypatch):
+def test_when_no_evaluation_succeeds_the_run_says_so(monkeypatch, tmp_path):
     def silent(self, test):
         raise TooFewAnswers("0 of 3 answered Score")
 
     monkeypatch.setattr(LocalEngine, "evaluate", silent)
-    with pytest.raises(FedgistError, match="no evaluation got an answer from the clients"):
-        runner.run(config_of())
+    with pytest.raises(FedgistError, match=r"no evaluation gave a number.*--resume makes the last round"):
+        runner.run(config_of(), tmp_path / "run")
+    monkeypatch.undo()
+    again = runner.run(config_of(), tmp_path / "run", resume=True)
+    whole = runner.run(config_of())
+    assert again.accuracy == whole.accuracy
+    assert again.metrics[-1]["accuracy"] == whole.metrics[-1]["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 Everything goes through the command line, as a user would do it. Only with `make test-federation`: it takes minutes.
 """
 
+import contextlib
 import json
+import random
 import shutil
 import socket
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -272,3 +276,46 @@ def test_code_does_not_travel(deployed: Deployment) -> None:
             assert not began and end not in ("FINISHED:COMPLETED", "FINISHED:ABORTED"), attack.__name__
     finally:
         session.close()
+
+
+def test_killed_at_twenty_random_moments(deployed: Deployment) -> None:
+    """kill -9 of the command that runs, of all of the server or of a site, in the middle of anything, and --resume.
+
+    With --min-sites 3 no round is done without all, so that every run ends where an undisturbed one does.
+    """
+    method = ["repshare", "--dataset", "digits", "--rounds", "30", "--set", "steps=200"]
+    method += ["--timeout", "8", "--min-sites", "3"]
+    steady = deployed.run("steady", method=method)
+    steady.process.wait(300)
+    assert steady.process.returncode == 0, steady.said
+    seed = time.time_ns()  # elsewhere each time; a failure shows it
+    dice, finished, out = random.Random(seed), 0, "stormy-0"
+
+    def check() -> None:
+        for name in ("state_sha256", "bytes_up", "bytes_down"):
+            assert result_of(deployed, out)[name] == result_of(deployed, "steady")[name], (seed, name)
+
+    run = deployed.run(out, method=method)
+    for _ in range(20):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.process.wait(dice.uniform(0, 25))
+        victim = dice.choice(("run", "server", *SITES))
+        if victim == "server":
+            deployed.server.kill_all()
+            deployed.server = deployed.start_server()
+        elif victim != "run":
+            deployed.sites[victim].kill_all()
+            deployed.sites[victim] = deployed.start_site(victim)
+        if run.process.poll() is None:
+            run.kill_all()
+        if (deployed.folder / out / "result.json").exists():
+            check()
+            finished, out = finished + 1, f"stormy-{finished + 1}"
+        run = deployed.run(out, "--resume", method=method)
+    for _ in range(5):  # sites and server may still be coming up
+        run.process.wait(300)
+        if run.process.returncode == 0:
+            break
+        run = deployed.run(out, "--resume", method=method)
+    assert run.process.returncode == 0, (seed, run.said)
+    check()

@@ -39,8 +39,12 @@ class RunFolder:
         self.shown = self.path / "artifacts" / "shown"
         self.transcript = self.path / "artifacts" / "transcript"
         self.state = self.path / "artifacts" / "state.safetensors"
+        self.privacy = self.path / "privacy"
+        """A book of releases for each client's data, in a private run."""
         self.result = self.path / "result.json"
+        self.fairness = self.path / "fairness.json"
         self.report = self.path / "report.html"
+        self.plotly = self.path / "plotly.min.js"
         self.model = self.path / "model"
         """Without .safetensors and .json."""
         self.clients = self.path / "clients"
@@ -146,7 +150,9 @@ class RunFolder:
         return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint_files()), default=0)
 
     def save_checkpoint(self, round: int, engine: Any, ledger: Any) -> None:
-        """All that going on needs. The rows and the ledger are on disk already; how long they are goes in here."""
+        """All that going on needs. The rows and the ledger are on disk before; how long they are goes in here."""
+        for path in (self.metrics, self.ledger):
+            storage.sync(path)
         kept = {"engine": engine, "ledger": json.dumps(ledger), "metrics": self.metrics.stat().st_size}
         storage.save(kept, self._checkpoint(round))
         drafts = self.checkpoints.glob(".round-*")  # of a process that was killed

@@ -75,7 +75,7 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
     form = train.shape, train.classes, train.low, train.high
-    return Task(*form, named, config.model, proxy, train.mean, train.deviation)
+    return Task(*form, named, config.model, proxy, train.mean, train.deviation, config.epsilon is not None)
 
 
 def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor | None, Tensor]:
@@ -121,7 +121,7 @@ def from_memory(
     channels = test[0].movedim(1, 0).flatten(1)  # the range of values is public, so it comes from the test set
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
-    task = Task(shape, classes, low, high, named, config.model)
+    task = Task(shape, classes, low, high, named, config.model, private=config.epsilon is not None)
     return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None)
 
 

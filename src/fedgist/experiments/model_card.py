@@ -21,9 +21,19 @@ PROGRAM = """\
 That somebody sees only a sum is what the program does, not what cryptography enforces: a server that runs another
 program sees more."""
 
+PROMISED = """\
+Differentially private: {}. All releases of a client's data in this run are counted; other runs on the same data are not
+in it, and options that were chosen by looking at the data would not be covered either."""
 
-def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Trained], result: Result) -> str:
-    """The card; `method` is what `provenance.about` says of it."""
+
+def text(
+    config: RunConfig,
+    method: Mapping[str, Any],
+    made: Mapping[str, Trained],
+    result: Result,
+    promise: str | None = None,
+) -> str:
+    """The card; `method` is what `provenance.about` says of it, `promise` what holds of its privacy, if anything."""
     abouts = [one.about for one in made.values()]
     parts = [
         f"# Model card: {config.method} on {config.dataset}",
@@ -33,7 +43,7 @@ def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Traine
         f"## Data\n\n{_data(config, abouts[0])}",
         f"## Method\n\n{method['summary']}\n\n```bibtex\n{method['citation'] or 'no paper'}\n```",
         f"## Who saw what\n\n{_seen(method['sees'], method['replies'])}",
-        f"## Privacy\n\n{PRIVACY}\n\n{_protection(method)}",
+        f"## Privacy\n\n{PRIVACY if promise is None else PROMISED.format(promise)}\n\n{_protection(method)}",
         f"## How it was made\n\nfedgist {fedgist.__version__}{_commit()}, seed {config.seed}; `config.toml` in this "
         "folder has every option, `env.json` the machine and `ledger.csv` every message.",
         f"## How to use it\n\n{_use(made)}",

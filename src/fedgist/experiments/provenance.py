@@ -3,6 +3,7 @@
 import inspect
 import os
 import platform
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,17 @@ def environment(device: str) -> dict[str, Any]:
         "fedgist": fedgist.__version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "libraries": {"torch": str(torch.__version__)} | {name: metadata.version(name) for name in LIBRARIES},
+        "libraries": {"torch": str(torch.__version__), **_versions()},
         "device": torch.cuda.get_device_name(device) if gpu else "cpu",
         "cuda": torch.version.cuda if gpu else None,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in LIBRARIES}
 
 
 def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
     rows = [row for one in both for row in who_sees_what(one)]
     sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in rows]
     says = {found.reply.__name__: inspect.getdoc(found.reply) for one in both for found in one.handlers.values()}
-    about = {"name": method.name, "summary": method.summary, "citation": method.citation}
+    about = {"name": method.name, "summary": method.summary, "citation": method.citation, "learns": method.learns}
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
 
 

@@ -77,7 +77,10 @@ def summarise(
     """The result of a run from its rows and the state that it ended in."""
     accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]  # None: it was not a number
     if not accuracies:
-        raise FedgistError("no evaluation got an answer from the clients; make offline smaller or rounds more")
+        raise FedgistError(
+            "no evaluation gave a number, because no client answered or what was learned is not finite; --resume makes "
+            "the last round and its evaluation again, more --rounds another one"
+        )
     return Result(
         method,
         accuracy=accuracies[-1],

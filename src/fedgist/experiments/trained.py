@@ -212,12 +212,12 @@ def _built(about: About, spec: str) -> Model:
 
 def _linear(about: About, path: Path) -> Model:
     """A linear model on features, of which those of a net say which net."""
-    shape, low, high = about.input_shape, about.low or (), about.high or ()
+    low, high = about.low or (), about.high or ()
 
     def ground(net: str) -> Ground:
         if net == OWN:
             raise FedgistError(f"{path} is about features of your own module {about.module}: only its run can use it")
-        return Ground((shape[0], shape[1], shape[2]), low, high, _built(about, net))
+        return Ground(about.input_shape, low, high, _built(about, net))
 
     return from_text(model_spec(about.model)[1], ground)
 

@@ -15,7 +15,7 @@ from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import runner, security
+from fedgist.experiments import privacy, runner, security
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
@@ -93,7 +93,7 @@ def run(
                 patience=patience,
                 protocols=protocols,
                 attend=attend,
-                layer=_layer(config, membership),
+                layer=privacy.across(method, config, _layer(config, membership)),
             )
 
         def load(config: RunConfig) -> Inputs:
@@ -125,8 +125,13 @@ def settle(
     here = runner.prepare(asked)
     check(here)
     for name, given in Policy().outside(here.method, here.options).items():
-        value, usual = toml_value(getattr(here.options, name)), ", ".join(map(str, given)) or "nothing"
-        log.warning(f"{name} = {value}: sites allow {usual}, unless their policy.toml says more for {here.method}")
+        value, usual = (
+            options(here.options)[name].written(getattr(here.options, name)),
+            ", ".join(map(str, given)) or "nothing",
+        )
+        log.warning(
+            f"{name} = {toml_value(value)}: sites allow {usual}, unless their policy.toml says more for {here.method}"
+        )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
     return Settled(asked, sources.from_sites(here, sites), folder)

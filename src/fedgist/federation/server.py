@@ -13,10 +13,10 @@ from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress, Several
 from fedgist.federation import authority, kits, membership, processes, records, runs
-from fedgist.federation.conductor import LINKS, session_of
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport
+from fedgist.federation.protocol.framing import LINKS
 from fedgist.federation.protocol.remote_engine import Patience
 from fedgist.federation.protocol.roster import Roster
 
@@ -72,6 +72,8 @@ def shut_out(federation: FederationFolder, site: str) -> bool:
     """End the connection of a site that was revoked, if the server is running here; True if that was done."""
     if not processes.in_use(federation.server_kit):
         return False
+    from fedgist.federation.conductor import session_of  # NVFlare takes a second to import, and no run needs it here
+
     with _in_words(federation), contextlib.closing(session_of(federation.admin_kit, kits.ADMIN)) as session:
         session.disable_client(site)
     return True

@@ -10,9 +10,9 @@ from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.engines.layer import SiteLayer
 from fedgist.federation import kits, membership, processes, records, site_models, site_setup
-from fedgist.federation.protocol import keys, policy, roster, secure_sums
+from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
 from fedgist.federation.protocol.envelope import Start
-from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost, no_keys
 from fedgist.federation.site_setup import Settings
 
@@ -94,8 +94,7 @@ def status(kit: Path) -> list[str]:
     end = _ending(kit, name)
     lines.append(f"its certificate ends on {end.end:%Y-%m-%d}")
     lines += [f"warning: {end.warning}"] * bool(end.warning)
-    audit = kit / "fedgist" / "audit.jsonl"
-    notes = [json.loads(line) for line in audit.read_text("utf-8").splitlines()] if audit.is_file() else []
+    notes = audit.read(kit / "fedgist" / "audit.jsonl")
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
         lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
     for note in [note for note in notes if note.get("refused")][-LAST:]:

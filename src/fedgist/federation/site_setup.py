@@ -16,6 +16,7 @@ from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
 from fedgist.experiments.config import model_spec
+from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
@@ -82,7 +83,8 @@ def task_of(start: Start, rules: Policy) -> Task:
         if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
-        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
+        private = private_sums.asked(start) is not None
+        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std, private)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 

@@ -112,6 +112,7 @@ def test_feddm_cannot_be_made_to_send_the_training_images(tmp_path: Path, digits
     [
         ("fedavg", {"steps": 1, "batch": 1}, "steps = 1 in fedavg, only 0, 10..100000"),
         ("fedavg", {"batch": 1}, "batch = 1 in fedavg, only 16..4096"),
+        ("fedavg", {"batch": "all"}, 'batch = "all" in fedavg, only 16..4096'),
         ("fedavg", {"published": True}, "published = true"),
         ("fedavg", {"steps": 10**18}, "steps = 1000000000000000000"),
         ("codream", {"collaborate": False}, "collaborate = false"),
@@ -176,6 +177,10 @@ def test_a_widened_line_is_about_that_method_alone() -> None:
     assert rules.allowed("feddm", known["feddm"]["steps"]) == ("100..100000",)
     assert rules.allowed("scaffold", known["scaffold"]["batch"]) == (1,)
     assert rules.allowed("fedavg", known["fedavg"]["batch"]) == ("16..4096",)
+    whole = build(methods.find("fedavg").Config, {"batch": "all"})
+    assert Policy().outside("fedavg", whole) and not Policy(options={"batch": ("16..4096", "all")}).outside(
+        "fedavg", whole
+    )
 
 
 # What a server may make a site spend
@@ -186,6 +191,7 @@ def test_a_widened_line_is_about_that_method_alone() -> None:
     [
         ({"models": ["mlp:hidden=8000x8000"], "model": "mlp:hidden=8000x8000"}, "allows models of 50 million weights"),
         ({"models": [f"mlp:hidden={n}" for n in range(1, 3000)]}, "allows a run 100 architectures"),
+        ({"models": [f"mlp:hidden={n}" for n in range(1, 20_001)]}, "not an envelope: cut short"),
         ({"models": ["mlp:hidden=" + "x".join("1" * 999)]}, "described in at most 200 letters"),
         ({"classes": 10**9}, "at most 10,000 classes"),
     ],
@@ -225,12 +231,14 @@ def test_starts_and_words_that_are_too_many(tmp_path: Path, digits: Path) -> Non
     host = site(tmp_path, digits, Policy())
     answer = said(host, start("fedavg", {**TASK, "junk": "x" * 1_000_000}))
     assert isinstance(answer, Refusal) and "cut short" in answer.why
-    answer = said(host, seal(Request("run-1", 1, "round", 0, "t" * 2000, "", [])))
-    assert isinstance(answer, Refusal) and answer.why == "Request: type is not what it should be"
-    assert (tmp_path / "audit.jsonl").stat().st_size < 2000
-    for number in range(30):
-        assert isinstance(said(host, start("fedavg", run=f"run-{number}")), Ready)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"run-{number}" for number in range(10, 30)}
+    for length, why in ((2000, "Request: type is not what it should be"), (1_000_000, "not an envelope: cut short")):
+        answer = said(host, seal(Request("run-1", 1, "round", 0, "t" * length, "", [])))
+        assert isinstance(answer, Refusal) and answer.why == why
+    assert (tmp_path / "audit.jsonl").stat().st_size < 3000
+    for number in range(100):  # each with as much junk as a header bears
+        assert isinstance(said(host, start("fedavg", {**TASK, "junk": "x" * 60_000}, run=f"run-{number}")), Ready)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {f"run-{number}" for number in range(80, 100)}
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2_000_000
 
 
 def test_a_request_that_takes_too_long(tmp_path: Path, digits: Path) -> None:

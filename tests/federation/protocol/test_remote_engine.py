@@ -67,7 +67,7 @@ def test_a_lost_site_is_named_and_not_asked_again(tmp_path: Path, caplog: pytest
     [
         (lambda data: data[:-1], "sent what cannot be used"),
         (lambda data: b"", "not an envelope"),
-        (lambda data: seal(Reply("run-1", "v", "t", True)), "it answers another request"),
+        (lambda data: seal(Reply("run-1", "v", "t", True, "r")), "it answers another request"),
         (lambda data: seal(Ready()), "expected Reply, got Ready"),
         (lambda data: seal(Refusal(True, "its policy forbids it")), "refused: its policy forbids it"),
     ],

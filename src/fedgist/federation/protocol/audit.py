@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,5 +22,18 @@ class Audit:
 
     def note(self, direction: str, **about: Any) -> None:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "direction": direction, **about}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        text = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        with self.path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                text = text if file.read(1) == b"\n" else b"\n" + text  # a full disk left half a line
+            file.write(text)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of an audit log, but for those of which a full disk or a loss of power left only a part."""
+    found = []
+    for line in path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found

@@ -2,17 +2,20 @@
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
 message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
-messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed.
+messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed. A
+digest tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
 
 The protocol has a version. A field that came later says with `since` when, and what its absence means; whoever speaks
 the version before is not sent it, so that server and sites need not be updated on one day.
 """
 
 import dataclasses
+import hashlib
 import json
 import re
 import typing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fedgist.core.message import WireError
@@ -21,6 +24,8 @@ PROTOCOL = 2
 """The version that is spoken here; 1 had none of the fields with a `since`."""
 LONGEST_HEADER = 1 << 16
 LONGEST_TEXT = 1000
+DIGEST = "sha256"
+"""The field that version 2 of the protocol adds to every header; without it, one comes from version 1."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
 
@@ -91,6 +96,11 @@ class Request:
         """The name of the state that answering leaves behind."""
         return f"{self.phase}-{self.round:06d}-{self.exchange:06d}"
 
+    def fingerprint(self, payload_digest: str) -> str:
+        """Equal exactly where the same is asked, from the same state, in the same exchange of the same run."""
+        asked = [self.run, self.version, self.type, self.state, payload_digest]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -100,6 +110,8 @@ class Reply:
     version: str
     type: str
     changed: bool
+    request: str = since(2, "", "")
+    """The fingerprint of what it answers."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +143,21 @@ def seal(header: Header, payload: bytes = b"", protocol: int = PROTOCOL) -> byte
     later = {one.name for one in dataclasses.fields(header) if one.metadata.get("since", 1) > protocol}
     known = {name: value for name, value in dataclasses.asdict(header).items() if name not in later}
     fields = {"kind": type(header).__name__, **known}
-    text = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+    if protocol > 1:
+        fields[DIGEST] = _digest(fields, payload)
+    text = _written(fields)
     return b"".join([len(text).to_bytes(8, "little"), text, payload])
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _digest(fields: dict[str, Any], payload: bytes | memoryview) -> str:
+    """Of the header's other fields, and of the message."""
+    made = hashlib.sha256(_written(fields))
+    made.update(payload)
+    return made.hexdigest()
 
 
 def unseal(data: bytes) -> tuple[Header, bytes]:
@@ -146,11 +171,14 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
         raise WireError("not an envelope: unreadable header") from error
     if not isinstance(fields, dict):
         raise WireError("not an envelope: it does not say what it is")
+    digest = fields.pop(DIGEST, None)
+    if digest is not None and digest != _digest(fields, memoryview(data)[8 + length :]):
+        raise WireError("not an envelope: cut short or damaged on its way")
     _check_version(fields.get("protocol", PROTOCOL))
     kind = KINDS.get(str(fields.pop("kind", "")))
     if kind is None:
         raise WireError("not an envelope: it does not say what it is")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     missing = {one.name: one.metadata["before"] for one in dataclasses.fields(kind) if "since" in one.metadata}
     fields = {**missing, **fields}
     if fields.keys() != hints.keys():
@@ -158,6 +186,9 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
     for name, hint in hints.items():
         _check(kind.__name__, name, fields[name], hint)
     return kind(**fields), data[8 + length :]
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def _check_version(spoken: Any) -> None:

@@ -63,6 +63,12 @@ class Policy:
     max_batch_samples: int = option(10_000_000, "Samples that the batches of one exchange may count in all.", low=1)
     max_seconds: float = option(3600.0, "Seconds that answering one request may take.", above=0)
     max_runs: int = option(20, "Runs whose states are kept; the one that was asked longest ago goes first.", low=1)
+    epsilon: float | None = option(
+        None,
+        "Budget ε of this site's data, for all runs together; with it, only differentially private runs are answered.",
+        above=0,
+    )
+    delta: float = option(1e-5, "The δ at which that budget holds.", above=0, high=0.1)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Where the operator says otherwise than the method: by option, or by method and option, what is allowed."""
 
@@ -84,15 +90,20 @@ class Policy:
         """Whether each option is as safe as this site wants it; before anything is built with it."""
         if outside := self.outside(method, config):
             name, allowed = next(iter(outside.items()))
+            value = options(config)[name].written(getattr(config, name))
             raise Refused(
-                f"its policy does not allow {name} = {toml_value(getattr(config, name))} in {method}, only "
+                f"its policy does not allow {name} = {toml_value(value)} in {method}, only "
                 f"{', '.join(map(str, allowed)) or 'nothing'}"
             )
 
     def outside(self, method: str, config: object) -> dict[str, Allowed]:
         """The options that are not as this site allows them, and what it allows."""
-        ranges = {name: self.allowed(method, one) for name, one in options(config).items() if one.safe is not None}
-        return {name: given for name, given in ranges.items() if not within(getattr(config, name), given)}
+        bounded = {name: one for name, one in options(config).items() if one.safe is not None}
+        return {
+            name: given
+            for name, one in bounded.items()
+            if not within(one.written(getattr(config, name)), given := self.allowed(method, one))
+        }
 
     def allowed(self, method: str, declared: Option) -> Allowed:
         """What an option may be here: as the policy says for this method, for all, or as the method declares it.
@@ -111,8 +122,13 @@ class Policy:
     def allows(self, handler: Handler) -> bool:
         return bool({tag_of(handler.reply), handler.reply.__name__, EVERYTHING} & set(self.messages))
 
-    def admit(self, data: ClientData) -> ClientData:
-        """The data without the classes of which there are too few samples, and without a test set that is too small."""
+    def admit(self, data: ClientData, private: bool = False) -> ClientData:
+        """The data without the classes of which there are too few samples, and without a test set that is too small.
+
+        In a private run nothing is left out: that would depend on more than one record, and noise protects all.
+        """
+        if private:
+            return replace(data, test=None, most=self.max_batch_samples)
         x, y = self._common(data.x, data.y, data.classes)
         if len(data.y) and not len(y):
             raise Refused(f"none of its classes has the {self.min_samples_per_class} samples that its policy asks for")
@@ -135,8 +151,12 @@ def _not_allowed(method: str, why: str = "") -> Refused:
 
 def opened(method: Method, rules: Policy) -> Policy:
     """These rules, widened until they let this run through, whatever it shows; for trials on one's own machine."""
+    declared = options(method.config)
     wider = {
-        name: (*given, *(value if isinstance(value := getattr(method.config, name), tuple) else (value,)))
+        name: (
+            *given,
+            *(value if isinstance(value := declared[name].written(getattr(method.config, name)), tuple) else (value,)),
+        )
         for name, given in rules.outside(method.name, method.config).items()
     }
     known = {**rules.options, method.name: {**rules.options.get(method.name, {}), **wider}} if wider else rules.options

@@ -5,6 +5,7 @@ their field or is out of all proportion is that site's failure, is said so by na
 Peer-to-peer topologies are not for this engine: it is the server.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -47,6 +48,8 @@ from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
+Asked = tuple[str, str, str]
+"""The run, the version and the fingerprint of a request."""
 REFUSED = "refused: "
 
 
@@ -147,7 +150,7 @@ class RemoteEngine(Engine):
         """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""
         self._kept = [*self._kept[-1:], dict(self.versions)]
         where = {"round": self.rounds_done, "run": self.run, "layer": self.layer.snapshot()}
-        return {**where, "states": self.states, "versions": dict(self.versions)}
+        return {**where, "states": dict(self.states), "versions": dict(self.versions)}
 
     def restore(self, snapshot: Tree) -> None:
         self.rounds_done, self.run = snapshot["round"], snapshot["run"]
@@ -166,7 +169,7 @@ class RemoteEngine(Engine):
             return
         found = self.attend(sorted(self.lost))
         for id, why in found.expelled.items():
-            if id in self.ids and id not in self.gone:
+            if id in self.ids and self.gone.get(id) != why:  # also of one that is lost already
                 log.warning(f"site {id} {why}; the run goes on without it")
                 self.gone[id] = why
         back = sorted(self.lost & found.back.keys() - found.expelled.keys())
@@ -207,7 +210,7 @@ class RemoteEngine(Engine):
         if not self._started:
             self._start(self.ids)
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
-        requests, headers = {}, {}
+        requests, sent = {}, {}
         asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
         invited = self.layer.invite(self.here, ask.reply, asked)
         invitation = self._invitation(invited)
@@ -219,11 +222,12 @@ class RemoteEngine(Engine):
                 packed[key] = leaves, to_bytes(type(msg), leaves)
             self.count(SERVER, name, "down", type(msg), packed[key][0])
             self.count_invitation(SERVER, name, invited)
-            headers[name] = self._request(name, tag_of(type(msg)), len(invitation))
-            requests[name] = seal(headers[name], invitation + packed[key][1], self.protocols.get(name, PROTOCOL))
+            header, data = self._request(name, tag_of(type(msg)), len(invitation)), invitation + packed[key][1]
+            requests[name] = seal(header, data, self.protocols.get(name, PROTOCOL))
+            sent[name] = self._asked(name, header, data)
         answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
         unfit: dict[str, Unfit] = {}
-        replies = self._replies(ask, headers, answers, unfit)
+        replies = self._replies(ask, sent, answers, unfit)
         for name, leaves in replies.items():
             self.count(name, SERVER, "up", self.layer.form.travels(ask.reply), leaves)
         if self.layer.mend(ask.reply, unfit.values()):
@@ -240,15 +244,16 @@ class RemoteEngine(Engine):
 
     def _trip(self, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
         """Carry the layer's own messages to sites; who does not answer one is not in what comes back."""
-        headers = {id: self._request(id, tag_of(request)) for id in messages}
+        sealed, asked = {}, {}
         for id, leaves in sorted(messages.items()):
             self.count(SERVER, id, "down", request, leaves)
-        sealed = {id: seal(headers[id], to_bytes(request, leaves)) for id, leaves in messages.items()}
+            header, data = self._request(id, tag_of(request)), to_bytes(request, leaves)
+            sealed[id], asked[id] = seal(header, data), self._asked(id, header, data)
         found: dict[str, Leaves] = {}
         for id, data in sorted(self._exchange(sealed, len(sealed)).items()):
             try:
                 header, payload = _open(data, Reply)
-                if (header.run, header.version) != (headers[id].run, headers[id].version):
+                if (header.run, header.version, header.request) != asked[id]:
                     raise WireError("it answers another request")
                 found[id] = self.codec_of(id).read(reply, payload)
             except (SiteFailure, WireError) as error:
@@ -258,11 +263,12 @@ class RemoteEngine(Engine):
         return found
 
     def _replies(
-        self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes], unfit: dict[str, Unfit]
+        self, ask: Ask, asked: Mapping[str, Asked], answers: Mapping[str, bytes], unfit: dict[str, Unfit]
     ) -> dict[str, Leaves]:
         """The replies that can be used; where one made a new version of a site's state, that is now its working one.
 
-        Into `unfit` goes who could not wrap its reply.
+        A reply to anything else than what was asked, as one from before a resume, is none. Into `unfit` goes who could
+        not wrap its reply.
         """
         travelling = self.layer.form.travels(ask.reply)
         changed: dict[str, str] = {}
@@ -270,13 +276,14 @@ class RemoteEngine(Engine):
         for id, data in sorted(answers.items()):
             try:
                 header, payload = _open(data, Reply)
-                if (header.run, header.version) != (headers[id].run, headers[id].version):
+                if (header.run, header.version, header.request) != asked[id]:
                     raise WireError("it answers another request")
                 replies[id] = self.codec_of(id).read(travelling, payload)
             except Unfit as error:
                 unfit[id] = error
             except SiteFailure as failure:
                 self._miss(id, str(failure))
+                self.gone |= {id: plain(str(failure))} if self.layer.over(str(failure)) else {}
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
@@ -288,12 +295,18 @@ class RemoteEngine(Engine):
             self._miss(id, f"sent {tag_of(ask.reply)} with {what}; more than {self.patience.max_norm:g} is --max-norm")
             del replies[id]
         self.working |= {id: version for id, version in changed.items() if id in replies}
+        self._check_enough()
         return replies
 
     def _request(self, id: str, tag: str, invited: int = 0) -> Request:
         keep = {version for kept in [*self._kept, self.versions] if (version := kept.get(id))}
         state = self.working.get(id, self.versions.get(id, ""))
         return Request(self.run, self.round, self.phase, self.exchange, tag, state, sorted(keep), invited)
+
+    def _asked(self, id: str, header: Request, payload: bytes) -> Asked:
+        """What a reply has to name; a site with version 1 of the protocol knows no fingerprints."""
+        digest = hashlib.sha256(payload).hexdigest()
+        return header.run, header.version, header.fingerprint(digest) if self.protocols.get(id, PROTOCOL) > 1 else ""
 
     def _exchange(self, requests: Mapping[str, bytes], enough: int) -> dict[str, bytes]:
         """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""

@@ -6,10 +6,12 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 """
 
 import dataclasses
+import hashlib
 import logging
 import shutil
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol import private_sums
+from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
@@ -56,6 +60,8 @@ Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
 PHASES = ("round", "evaluation")
+NEWER = 8
+"""States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
 
 
 def no_keys(start: Start, folder: Path) -> SiteLayer:
@@ -81,17 +87,27 @@ class States:
         return self._known[version]
 
     def put(self, version: str, state: Tree) -> None:
-        self._known[version] = self._put(state)
-        storage.save(self._known[version], self._path(version))
+        here = self._put(state)
+        storage.save(here, self._path(version))
+        self._known[version] = here
 
-    def forget_all_but(self, versions: Collection[str]) -> None:
-        self._known = {version: state for version, state in self._known.items() if version in ("", *versions)}
-        for path in self.folder.glob("*.safetensors"):
-            if path.stem not in versions:
-                path.unlink(missing_ok=True)
+    def forget(self, now: str, keep: Collection[str]) -> None:
+        """Of the states that were before `now` only those to keep stay; of those after it, the last few do."""
+        others = {path.stem for path in self.folder.glob("*.safetensors")} | self._known.keys()
+        others -= {"", now, *keep}
+        newer = sorted((version for version in others if _when(version) > _when(now)), key=_when)
+        for version in others - set(newer[-NEWER:]):
+            self._known.pop(version, None)
+            self._path(version).unlink(missing_ok=True)
 
     def _path(self, version: str) -> Path:
         return self.folder / f"{version}.safetensors"
+
+
+def _when(version: str) -> tuple[int, bool, int]:
+    """The place of a version in its run; a round is evaluated after it."""
+    phase, round, exchange = version.rsplit("-", 2)
+    return int(round), phase == "evaluation", int(exchange)
 
 
 class SiteRun:
@@ -113,36 +129,44 @@ class SiteRun:
         self.handlers = {tag_of(handler.request): handler for handler in method.handlers.values()}
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
-        self._judged = self._last_judged()[0].state if self.heard.is_file() else ""
+        self.answered = Answered(folder / "answered.txt")
+        self._judged: Request | None = None
+        with suppress(OSError, WireError):  # none yet, or a damaged one
+            self._judged = self._last_judged()[0]
 
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
         here = Exchange(header.run, header.phase, header.round, header.exchange)
+        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
             if header.type == tag_of(request):
                 answered = self.layer.answer(here, request, self.codec.read(request, payload))
-                return Reply(header.run, header.version, tag_of(own), False), to_bytes(own, answered)
+                return Reply(header.run, header.version, tag_of(own), False, fingerprint), to_bytes(own, answered)
         invitation, payload = self._invitation(payload[: header.invited]), payload[header.invited :]
         if header.type not in self.handlers or header.phase not in PHASES:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
         policy.check_reply(handler)
+        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        self.answered.check(header.version, asked)
         msg: Any = self.codec.decode(handler.request, payload)
         before = self.states.get(header.state)
         site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
         (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
         if isinstance(reply, SiteFailure):
             raise reply
-        wrapped = self.layer.wrap(here, invitation, handler.reply, self.codec.pack(reply))
+        leaves = self.codec.pack(reply)
+        self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
         if changed := not tree.same(site.state, before):
             self.states.put(header.version, site.state)
-        if header.phase == "evaluation":
+        if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
             with storage.replacing(self.heard) as draft:
                 draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
-            self._judged = header.state
-        self.states.forget_all_but({header.version, header.state, *header.keep, self._judged})
-        return Reply(header.run, header.version, tag_of(travels), changed), packed
+            self._judged = header
+        self.states.forget(header.version, {header.state, *header.keep, self._judged.state if self._judged else ""})
+        return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
 
     def _invitation(self, data: bytes) -> Leaves:
         """What the layer goes by; a server that leaves it out wants the reply itself."""
@@ -168,7 +192,8 @@ class SiteRun:
 
     def _last_judged(self) -> tuple[Request, bytes]:
         header, payload = unseal(self.heard.read_bytes())
-        assert isinstance(header, Request)
+        if not isinstance(header, Request):
+            raise WireError(f"{self.heard} holds a {type(header).__name__}")
         return header, payload
 
     def _site(self, round: int, state: Tree, *stream: str | int) -> Site:
@@ -212,22 +237,31 @@ class SiteHost:
     def handle(self, data: bytes) -> bytes:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
         with self._lock:
-            about: dict[str, Any] = {"kind": "unreadable"}
-            payload, spoken = b"", PROTOCOL
             try:
-                header, body = unseal(data)
-                about = _about(header)
-                self.audit.write("in", data, **about)
+                return self._noted(data)
+            except OSError as error:  # what cannot be noted does not leave; that it could not, may
+                return seal(self._refusal(error))
+
+    def _noted(self, data: bytes) -> bytes:
+        about: dict[str, Any] = {"kind": "unreadable"}
+        payload, spoken = b"", PROTOCOL
+        try:
+            header, body = unseal(data)
+        except WireError as error:
+            self.audit.write("in", data, **about)
+            answered: Header = self._refusal(error)
+        else:
+            about = _about(header)
+            self.audit.write("in", data, **about)
+            try:
                 with within_seconds(self.policy.max_seconds):
                     answered, payload = self._answer(header, body)
                     spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
-                if about["kind"] == "unreadable":
-                    self.audit.write("in", data, **about)
                 answered = self._refusal(error)
-            sealed = seal(answered, payload, spoken)
-            self.audit.write("out", sealed, **{**about, **_about(answered)})
-            return sealed
+        sealed = seal(answered, payload, spoken)
+        self.audit.write("out", sealed, **{**about, **_about(answered)})
+        return sealed
 
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         if isinstance(header, Question):
@@ -256,26 +290,36 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
-        run = self._prepared(start, method, self.policy.admit(data))
+        for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
+            draft.unlink()
+        run = self._prepared(start, method, self.policy.admit(data, method.task.private))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
-        self._forget_old_runs()
+        self._forget_old_runs(start.run)
         leave = leaves(method, self.policy)
         self.audit.note("leaves", kind="Leaves", run=start.run, method=start.method, model=start.model, leave=leave)
         log.info(f"site {self.id} takes part in {start.run} with {start.model}; what may leave: {' | '.join(leave)}")
         return run
 
-    def _forget_old_runs(self) -> None:
+    def _forget_old_runs(self, current: str) -> None:
         """Of all runs but the last few nothing is kept: a server could start as many as the disk holds."""
-        runs = sorted((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in runs[self.policy.max_runs :]:
+
+        def asked(path: Path) -> tuple[bool, float]:
+            """The current one is the last, whatever a clock that was set back says."""
+            return path.name == current, max(file.stat().st_mtime for file in [path, *path.iterdir()])
+
+        for path in sorted((self.folder / "runs").iterdir(), key=asked)[: -self.policy.max_runs]:
             shutil.rmtree(path, ignore_errors=True)
 
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        layer = self.layer(start, self.folder)
-        return SiteRun(self.id, start, method, here, self.executor, self._folder(start.run), layer)
+        folder = self._folder(start.run)
+        promise = private_sums.asked(start)
+        inner = self.layer(private_sums.without(start), self.folder)
+        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""

@@ -1,0 +1,1 @@
+"""A federation's faults, simulated by seed around the real host, engine, folders and states. docs/chaos.md."""

@@ -1,0 +1,177 @@
+"""What comes twice, late or in pieces: a site never answers one exchange in two ways, and loses nothing by it."""
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asking import CODEC, START, TASK, Asking, Config, Look, Ping, asked, host, opened, request
+from fedgist.core.message import WireError, tag_of
+from fedgist.core.rng import Rng
+from fedgist.engines import executor
+from fedgist.federation.protocol import audit, site_host
+from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, seal, unseal
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
+from fedgist.federation.protocol.site_host import SiteHost
+
+
+def another(exchange: int = 0, round: int = 1, state: str = "", keep: tuple[str, ...] = (), x: float = 2.0) -> bytes:
+    header = Request("run-1", round, "round", exchange, tag_of(Ping), state, list(keep))
+    return seal(header, CODEC.encode(Ping(torch.full((2,), x))))
+
+
+def started(folder: Path) -> SiteHost:
+    site = host(folder)
+    assert isinstance(opened(site.handle(seal(START))), Ready)
+    return site
+
+
+def test_an_exchange_is_answered_in_one_way(tmp_path: Path) -> None:
+    """The same request again gets the same bytes, another in its place none; a new process knows that, too."""
+    site = started(tmp_path)
+    answer = site.handle(request())
+    assert site.handle(request()) == answer
+    for process in (site, host(tmp_path)):
+        refusal = opened(process.handle(another()))
+        assert refusal == Refusal(
+            True, "it has answered round-000001-000000 already, and was asked something else then"
+        )
+    assert host(tmp_path).handle(request()) == answer
+    assert asked(site.handle(another(1))) == 1  # a new exchange is a new question
+
+
+def test_half_a_line_is_no_answer(tmp_path: Path) -> None:
+    """Killed while it wrote: nothing had left, so that another request may be answered, and is written down whole."""
+    site = started(tmp_path)
+    site.handle(request())
+    path = tmp_path / "a" / "runs" / "run-1" / "answered.txt"
+    path.write_bytes(path.read_bytes()[:-10])
+    assert asked(host(tmp_path).handle(another())) == 1
+    assert isinstance(opened(host(tmp_path).handle(request())), Refusal)
+    assert path.read_text().count("\n") == 1
+
+
+def test_what_cannot_be_computed_again_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device whose sums differ from time to time."""
+    site = started(tmp_path)
+    first = site.handle(request())
+    monkeypatch.setattr(Asking, "client_init", lambda self, me: {"asked": 7})
+    assert opened(host(tmp_path).handle(request())) == Refusal(
+        True, "it has answered round-000001-000000 already, and now would answer something else"
+    )
+    assert site.handle(request()) == first
+
+
+def test_an_old_request_takes_no_newer_state_away(tmp_path: Path) -> None:
+    """It was long on its way and knows nothing of what must be kept by now."""
+    site, versions = started(tmp_path), [""]
+    for round in range(1, 5):
+        data = another(0, round, versions[-1], tuple(filter(None, versions[-2:])))
+        versions.append(opened(site.handle(data)).version)
+    for late in (another(1, 1), another(0, 1)):
+        site.handle(late)
+    assert asked(site.handle(another(0, 5, versions[-1], (versions[-1],)))) == 5
+
+
+def test_rounds_that_count_down_do_not_fill_the_disk(tmp_path: Path) -> None:
+    site = started(tmp_path)
+    for round in range(60, 0, -1):
+        assert asked(site.handle(another(0, round))) == 1
+    kept = list((tmp_path / "a" / "runs" / "run-1").glob("*.safetensors"))
+    assert len(kept) == site_host.NEWER + 1
+
+
+class Wire:
+    """Two hosts; a reply of site a may be one that it gave to another request of the same name."""
+
+    def __init__(self, folder: Path):
+        self.hosts, self.other = {id: host(folder, id) for id in "ab"}, host(folder / "other")
+        self.replay = False
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        return {id: self._spoken(id, data) for id, data in requests.items()}
+
+    def _spoken(self, id: str, data: bytes) -> bytes:
+        said, (header, _) = self.hosts[id].handle(data), unseal(data)
+        if id == "b" or getattr(header, "type", "") != tag_of(Ping):
+            self.other.handle(data)
+            return said
+        old = self.other.handle(seal(header, CODEC.encode(Ping(torch.full((2,), 9.0)))))
+        return old if self.replay else said
+
+
+def test_a_reply_to_another_request_of_the_same_exchange_is_refused(tmp_path: Path) -> None:
+    """As one from before the server was resumed, when others had answered and the question was another."""
+    wire = Wire(tmp_path)
+    info = {id: {"model": "none"} for id in wire.hosts}
+    engine = RemoteEngine(Asking(Config(), TASK), wire, info, seed=0, executor=executor("sequential"))
+    wire.replay = True
+    report = engine.run_round()
+    assert report.missing == {"a": "sent what cannot be used: it answers another request"}
+    wire.replay = False
+    assert not engine.run_round().missing
+
+
+def test_an_old_evaluation_does_not_take_the_place_of_a_new_one(tmp_path: Path) -> None:
+    site = started(tmp_path)
+    for round in (3, 2):
+        site.handle(seal(Request("run-1", round, "evaluation", 0, tag_of(Look), "", []), CODEC.encode(Look())))
+    assert opened((tmp_path / "a" / "runs" / "run-1" / "evaluation.envelope").read_bytes()).round == 3
+
+
+def test_every_damage_is_seen(tmp_path: Path) -> None:
+    """Any bit that is not as it was sent, and any cut: no message has to be plausible to be refused."""
+    data, draw = request(), Rng(0)("damage").numpy()
+    for _ in range(300):
+        spoiled = bytearray(data)
+        spoiled[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
+        cut = data[: int(draw.integers(len(data)))]
+        for bad in (bytes(spoiled), cut):
+            with pytest.raises(WireError):
+                unseal(bad)
+
+
+def test_a_full_disk_is_a_refusal_and_leaves_a_log_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be noted does not leave; half a line does not spoil those after it."""
+    site = started(tmp_path)
+    note = audit.Audit.note
+
+    def full(self: audit.Audit, direction: str, **about: Any) -> None:
+        if direction == "out":
+            with self.path.open("a") as file:
+                file.write('{"time": "2026')
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        note(self, direction, **about)
+
+    monkeypatch.setattr(audit.Audit, "note", full)
+    assert opened(site.handle(request())) == Refusal(False, "it failed (OSError); the log of the site says more")
+    monkeypatch.undo()
+    assert isinstance(opened(site.handle(request())), Reply)
+    lines = audit.read(site.audit.path)
+    assert [line["direction"] for line in lines] == ["in", "leaves", "out", "in", "in", "out"]
+
+
+def test_a_clock_that_was_set_back_takes_no_current_run_away(tmp_path: Path) -> None:
+    site = host(tmp_path, rules=Policy(methods=("asking",), min_samples_per_class=1, max_runs=2))
+    for number in range(3):
+        assert isinstance(opened(site.handle(seal(replace(START, run=f"run-{number}")))), Ready)
+        for path in (tmp_path / "a" / "runs").iterdir():
+            for file in [*path.iterdir(), path]:
+                os.utime(file, (2e9 - number, 2e9 - number))
+    assert asked(host(tmp_path).handle(request(run="run-2"))) == 1
+
+
+def test_drafts_of_a_killed_site_are_cleared(tmp_path: Path) -> None:
+    started(tmp_path).handle(request())
+    draft = tmp_path / "a" / "runs" / "run-1" / ".round-000002-000000.safetensors.1234"
+    draft.write_bytes(b"half")
+    host(tmp_path).handle(another(1))
+    assert not draft.exists()
