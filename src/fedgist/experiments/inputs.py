@@ -42,6 +42,8 @@ class Inputs:
     """Which training samples each client holds, where a data set was split."""
     names: tuple[str, ...] = ()
     """Of the classes, where they are known."""
+    columns: tuple[str, ...] = ()
+    """Of a table, where they have names."""
 
     def who_runs_what(self) -> str:
         """Which clients have which model, and what to set so that all have one."""
@@ -70,7 +72,7 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
-    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names)
+    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names, columns=train.columns)
 
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
@@ -132,7 +134,7 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
     task = _task(config, train, {}, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
-    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", names=train.names)
+    known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
     return with_architectures(config, known)
 
 

@@ -49,6 +49,8 @@ class About:
     """Subtracted for each channel from pixels of which full intensity is 1; None: the data came as it is."""
     std: tuple[float, ...] | None
     """Divided by then."""
+    columns: tuple[str, ...] | None
+    """Of a table, where they have names; a category is called NAME=VALUE."""
     low: tuple[float, ...] | None
     """The least that a value is after that, for each channel; None where that is not a number."""
     high: tuple[float, ...] | None
@@ -62,6 +64,15 @@ class About:
     """Of just this model, where there was something to test it on."""
     measured_on: str
     fedgist: str
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether what was normalised are pixels from 0 to 1: these became `low` and `high`."""
+        if self.mean is None or self.std is None or self.low is None or self.high is None:
+            return False
+        channels = zip(self.low, self.high, self.mean, self.std, strict=True)
+        ends = [end for low, high, mean, std in channels for end in (low * std + mean, high * std + mean - 1)]
+        return max(map(abs, ends)) < 1e-4
 
 
 NUMBERS = ("mean", "std", "low", "high")
@@ -102,6 +113,7 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             method.task,
             spec,
             class_names=inputs.names or None,
+            columns=inputs.columns or None,
             method=config.method,
             dataset=config.dataset,
             client=None if name == SERVER else name,
@@ -241,6 +253,7 @@ def read_about(path: Path) -> About:
         input_shape=shape,
         classes=classes,
         class_names=take("class_names", lambda v: v is None or _are_names(v, classes), f"{classes} short texts"),
+        columns=take("columns", lambda v: v is None or _are_names(v, shape[0]), f"{shape[0]} short texts"),
         client=take("client", lambda v: v is None or _is_text(v), "a short text"),
         seed=take("seed", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
         rounds=take("rounds", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
@@ -278,5 +291,5 @@ def _is_shape(value: Any) -> bool:
     return sides and math.prod(value) <= MOST_INPUTS
 
 
-def _are_names(value: Any, classes: int) -> bool:
-    return isinstance(value, list) and len(value) == classes and all(map(_is_text, value))
+def _are_names(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(_is_text, value))

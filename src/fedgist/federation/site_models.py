@@ -32,6 +32,7 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
         task,
         start.model,
         class_names=None,
+        columns=None,
         method=start.method,
         dataset=OWN,
         client=one.id,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,8 +90,7 @@ def _model(spec: str, shape: tuple[int, ...], classes: int) -> models.Model:
 
 def check_model(spec: str, images: Images) -> None:
     """Whether there is such a model for images of this form."""
-    height, width, *channels = images.pixels.shape[1:]
-    _model(spec, (channels[0] if channels else 1, height, width), int(images.labels.max()) + 1)
+    _model(spec, images.planes.shape[1:], int(images.labels.max()) + 1)
 
 
 def client_data(folder: Path, task: Task) -> ClientData:
@@ -100,11 +100,10 @@ def client_data(folder: Path, task: Task) -> ClientData:
 
 
 def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
-    pixels = images.pixels if images.pixels.ndim == 4 else images.pixels[..., None]
-    x = torch.tensor(pixels.transpose(0, 3, 1, 2).copy()).float() / images.peak
+    x = torch.tensor(images.planes.astype(np.float32)) / images.peak
     if tuple(x.shape[1:]) != task.shape:
         ours, theirs = ("×".join(map(str, shape)) for shape in (x.shape[1:], task.shape))
-        raise Refused(f"its images have the form {ours}, and the run is about {theirs}")
+        raise Refused(f"its samples have the form {ours}, and the run is about {theirs}")
     if int(images.labels.max()) >= task.classes:
         raise Refused(f"it has more classes than the {task.classes} that the run is about")
     if task.mean:
@@ -116,11 +115,12 @@ def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
 def read_images(folder: Path) -> tuple[Images, Images]:
     """A site's images, to learn from and to test on."""
     if not folder.is_dir():
-        raise FedgistError(f"there is no folder {folder}; it has to hold the site's images")
+        raise FedgistError(f"there is no folder {folder}; it has to hold the site's data")
     reader = formats.find(folder)
     if reader is None:
         raise FedgistError(
-            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, pictures "
-            "in train/CLASS/ and test/CLASS/, or another of the formats in docs/data.md"
+            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, "
+            "train.csv and test.csv with columns.toml, pictures in train/CLASS/ and test/CLASS/, or another of the "
+            "formats in docs/data.md"
         )
     return reader()
