@@ -173,7 +173,7 @@ class Pixels:
 
 
 def _same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
-    if configs.OWN in (config.dataset, config.model):
+    if config.dataset == configs.OWN or configs.is_own(config.model):
         raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
     inputs = sources.from_dataset(config)
     if inputs.sha256 != read_json(folder.partition)["sha256"]:

@@ -25,7 +25,7 @@ from fedgist.core.federation import SERVER
 from fedgist.core.message import Params
 from fedgist.core.task import Model, Task
 from fedgist.engines.engine import Engine
-from fedgist.experiments.config import OWN, RunConfig, model_spec
+from fedgist.experiments.config import OWN, RunConfig, is_own, model_spec
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.learning.evaluation import accuracy
@@ -137,7 +137,7 @@ def describe(task: Task, spec: str, **others: Any) -> About:
     """What follows from the task and an architecture in it, with what else there is to say."""
     name, options = model_spec(spec)
     return About(
-        model=OWN if spec == OWN else models.spell_out(name, **options),
+        model=OWN if is_own(spec) else models.spell_out(name, **options),
         module=task.models[spec].name,
         input_shape=tuple(task.shape),
         classes=task.classes,
