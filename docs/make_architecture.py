@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[tuple[str, str, str], ...], ...] = (
     (("dp", "differential privacy: accountant, noise, budgets", ""),),
     (("models", "pure functions", "gpu"), ("data", "sets, partitions, shares", "")),
     (("options", "declared once", ""), ("words", "numbers for people", ""), ("storage", "whole files", "")),
-    (("core", "messages, codec, federation, work, ledger, randomness, trees, protocols", ""),),
+    (("core", "messages, codec, work, ledger, trees", ""), ("secure", "sums that hide their addends", "")),
 )
 """From top to bottom: name, what lives there, and a package inside of it."""
 COLOURS = ("#dbe7f6", "#e3e0f5", "#f6ead2", "#dcefdc")

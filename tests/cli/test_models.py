@@ -57,6 +57,17 @@ def test_a_global_model_predicts_as_well_as_the_run_says(test_file: str) -> None
     assert f"| {said['accuracy']:.4f} | 359 test images of digits |" in card and "No differential privacy." in card
 
 
+def test_a_run_is_finished_later(test_file: str) -> None:
+    plain = json.loads(fedgist_says("run", "fedavg", *COMMON, "--alpha", "0.1", "--out", "run")[0])
+    said = json.loads(fedgist_says("finish", "run", "gist+scattering:grid=2:scales=1", "--json", "--out", "done")[0])
+    assert said["accuracy"] > plain["accuracy"] + 0.05 and said["bytes_up"] > plain["bytes_up"]
+    _, accuracy = fedgist_says("predict", "done", test_file)
+    assert accuracy == f"accuracy  {said['accuracy']:.4f} ({round(said['accuracy'] * 359)} of 359)\n"
+    assert "and the finish `gist+scattering:grid=2:scales=1`" in Path("done/MODEL_CARD.md").read_text("utf-8")
+    assert "choose another folder with --out" in fedgist_says("finish", "run", "--out", "done", code=2)[1]
+    assert "finish must be gist" in fedgist_says("finish", "run", "fedavg", code=2)[1]
+
+
 def test_the_clients_models_predict_as_well_as_the_run_says(test_file: str) -> None:
     said = json.loads(fedgist_says("run", "repshare", *COMMON, "--model", "mlp:hidden=16", "--out", "run")[0])
     scores = []

@@ -64,7 +64,9 @@ def test_a_preset_runs_and_the_paper_stands_beside_ours():
     assert "It is a toy." in result.stdout
     kept = json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"]["avg, a=1"]
     assert kept["numbers"].keys() == {"0", "1"}
-    assert {"command", "version", "commit", "machine"} == kept["about"].keys()
+    (made,) = kept["made"]
+    assert {"command", "version", "commit", "machine", "seeds"} == made.keys()
+    assert made["seeds"] == ["0", "1"]
     again = call("toy/table", "--jobs", "1", "--device", "cpu", "--only", "a=1")
     assert "0 runs to make, 4 finished" in again.stderr
     assert json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"].keys() >= {"avg, a=0.1"}
@@ -90,7 +92,7 @@ def test_the_command_that_is_published_names_no_folder_of_this_machine(monkeypat
     call("toy/table", "--jobs", "1", "--device", "cpu", "--seeds", "1", "--quiet")
     kept = json.loads(Path("runs/reproduce/results/toy-table.json").read_text())["cells"]["avg, a=1"]
     wanted = "fedgist reproduce toy/table --data-dir=DIR --out DIR --results=DIR --only a=1"
-    assert kept["about"]["command"] == wanted
+    assert kept["made"][0]["command"] == wanted
 
 
 def test_the_small_says_what_was_reduced_and_seeds_can_be_fewer():
@@ -117,6 +119,19 @@ def test_the_list_shows_all_presets_with_estimates(tmp_path, monkeypatch):
     assert rows["repshare/table1"]["cells"] == 48
     assert rows["repshare/figure3"]["seconds_left"] > 60
     assert "feddm/table1" in call("--list").stdout
+
+
+def test_what_data_is_missing_for_which_preset(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDGIST_DATA", raising=False)
+    rows = json.loads(call("--data", "--json").stdout)
+    assert rows["digits"]["readable"]
+    assert rows["digits"]["cells"]["toy/table"] == 4
+    assert "none is named with --data-dir" in rows["emnist-letters"]["lacks"]
+    assert rows["emnist-letters"]["cells"] == {"fedgen/table1": 35, "fedgen/table2": 5}
+    (tmp_path / "data").mkdir()
+    text = " ".join(call("--data", "--data-dir", str(tmp_path / "data")).stdout.split())
+    assert "there is no folder" in text
+    assert "fedgist data download NAME DIR" in text
 
 
 @pytest.mark.parametrize(

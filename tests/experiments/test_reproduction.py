@@ -8,6 +8,7 @@ import pytest
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import presets, reproduction, reproduction_page
+from fedgist.experiments.claims import Claim, Outcome
 from fedgist.experiments.presets import Cell
 from fedgist.experiments.reproduction import Found
 
@@ -45,9 +46,9 @@ def test_numbers_are_the_papers(known: dict[str, presets.Preset]) -> None:
     assert printed("repshare/table1", "ours, MNIST N=10") == (82.07, None)
     assert printed("repshare/table1", "FL, common start, MNIST N=10") == (None, None)
     assert printed("fedgen/table1", "FedGen, EMNIST a=0.1") == (72.15, 0.21)
-    assert printed("feddm/table1", "SCAFFOLD, CIFAR-10 a=0.01") == (32.42, 1.13)
-    assert printed("codream/table2", "FedAvg, 400 exchanges, MNIST") == (18.26, None)
-    assert printed("tofu/table2", "N=96, efficiency + 3") == (3.5, None)
+    assert printed("feddm/table1", "SCAFFOLD, momentum, CIFAR-10 a=0.01") == (32.42, 1.13)
+    assert printed("codream/table2", "FedAvg, 400 exchanges, MNIST, ResNet18") == (18.26, None)
+    assert printed("tofu/table2", "N=96, efficiency + 3 at one rate") == (3.5, None)
 
 
 def test_cells_share_runs(known: dict[str, presets.Preset]) -> None:
@@ -150,7 +151,8 @@ def test_what_is_taken_of_a_run() -> None:
 
 
 def found(*values: float, run: str = "r") -> Found:
-    return Found(run, {str(i): [v] for i, v in enumerate(values)}, 1.0, 2.0, 3.0, {"command": "c", "machine": None})
+    numbers = {str(i): [v] for i, v in enumerate(values)}
+    return Found(run, numbers, 1.0, 2.0, 3.0, ({"command": "c", "machine": None, "seeds": list(numbers)},))
 
 
 def test_within_and_claims() -> None:
@@ -161,14 +163,20 @@ def test_within_and_claims() -> None:
         cell("b", "y"),
         cell("b", "z"),
     )
-    preset = presets.Preset("p/t", "t", "p", 1, cells, (("a", ">", "b"),), "")
+    claim = Claim("a", ">", "b")
+    preset = presets.Preset("p/t", "t", "p", 1, cells, (claim,), "")
     assert reproduction.judge(preset, {}).word == "not run"
     results = {"a, x": found(79.0, 83.0), "b, x": found(72.5)}  # means 81 and 72.5
     verdict = reproduction.judge(preset, results)
     assert (verdict.run, verdict.judged, verdict.within) == (2, 2, 1)
-    assert verdict.claims == {"a > b": (1, 1)}
+    assert verdict.claims == {claim: [Outcome("x", (6.5,))]}
     assert verdict.word == "holds partly"
-    assert reproduction.judge(preset, {**results, "b, x": found(72.0)}).word == "holds"  # 2.0 is within 2.0
+    assert reproduction.judge(preset, {**results, "b, x": found(72.0)}).word == "seen once"  # 2.0 is within 2.0
+    thrice = {"a, x": found(79.0, 80.0, 81.0), "b, x": found(70.0, 71.0, 72.0)}
+    assert reproduction.judge(preset, thrice).word == "holds"
+    assert (
+        reproduction.judge(preset, {"a, y": found(1.0, 2.0, 9.0), "b, y": found(0.9, 2.1, 3.0)}).word == "within noise"
+    )
     assert reproduction.judge(preset, {"a, y": found(1.0), "b, y": found(2.0)}).word == "does not hold"
     assert reproduction.judge(preset, {"b, z": found(1.0)}).word == "run"
     assert results["a, x"].std == pytest.approx(8**0.5)
@@ -180,12 +188,61 @@ def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: P
     path = reproduction.save(preset, {"a, x": found(1.0, run=cells[0].run)}, tmp_path)
     reproduction.save(preset, {"b, x": found(2.0, run=cells[1].run)}, tmp_path)
     assert reproduction.load(preset, [tmp_path]).keys() == {"a, x", "b, x"}
-    assert json.loads(path.read_text())["cells"]["a, x"]["about"]["command"] == "c"
-    third = dataclasses.replace(found(run=cells[0].run), numbers={"2": [5.0]})
+    assert json.loads(path.read_text())["cells"]["a, x"]["made"][0]["command"] == "c"
+    later = ({"command": "d", "machine": None, "seeds": ["0", "2"]},)
+    third = dataclasses.replace(
+        found(run=cells[0].run), numbers={"0": [1.0], "2": [5.0]}, made=later, curves={"2": "1:5.00"}
+    )
     reproduction.save(preset, {"a, x": third}, tmp_path)
-    assert reproduction.load(preset, [tmp_path])["a, x"].numbers == {"0": [1.0], "2": [5.0]}
+    kept = reproduction.load(preset, [tmp_path])["a, x"]
+    assert kept.numbers == {"0": [1.0], "2": [5.0]}
+    # the second command saw the first one's run again, and made one more
+    assert [(made["command"], made["seeds"]) for made in kept.made] == [("c", ["0"]), ("d", ["2"])]
+    assert kept.curves == {"2": "1:5.00"}
     changed = dataclasses.replace(preset, cells=(cells[0], dataclasses.replace(cells[1], layer={"method": "fedprox"})))
     assert reproduction.load(changed, [tmp_path]).keys() == {"a, x"}
+
+
+def test_results_of_before_are_read(tmp_path: Path) -> None:
+    """They had one `about`, and no curves."""
+    preset = presets.Preset("p/t", "t", "p", 1, (cell("a"),), (), "")
+    sizes = {"bytes_up": 1.0, "bytes_down": 2.0, "seconds": 3.0}
+    old = {
+        "run": cell("a").run,
+        "numbers": {"0": [1.0], "1": [2.0]},
+        **sizes,
+        "about": {"command": "c", "commit": "1+"},
+    }
+    (tmp_path / "p-t.json").write_text(json.dumps({"cells": {"a": old}}))
+    known = reproduction.load(preset, [tmp_path])["a"]
+    assert known.made == ({"command": "c", "commit": "1+", "seeds": ["0", "1"]},)
+    assert known.changed
+    assert known.curves == {}
+
+
+def test_a_result_keeps_its_curve() -> None:
+    rows = [{"round": 1, "seconds": 1.0}, {"round": 2, "accuracy": 0.25}, {"round": 4, "accuracy": 0.5}]
+    assert reproduction.curve(cell(), rows) == "2:25.00 4:50.00"
+    assert reproduction.curve(cell(), rows[:2]) == ""  # one evaluation is no curve
+    assert reproduction.curve(cell(take="efficiency"), rows) == ""
+
+
+def test_the_first_page_has_the_headlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "HERE", tmp_path)
+    claim = '{ that = "a > b", headline = "A beats B", note = "Clearly." }'
+    columns = 'columns = { x = {}, y = {} }\nrows = { a = { method = "fedavg" }, b = { method = "fedprox" } }'
+    (tmp_path / "toy.toml").write_text(f'paper = "P (Q 2026)"\n[t]\ntitle = "a toy"\nclaims = [{claim}]\n{columns}\n')
+    preset = presets.available()["toy/t"]
+    first = "| P | A beats B (toy/t) | not run |  |  | Clearly. |"
+    assert first in reproduction_page.page(tmp_path).splitlines()
+    values = {"a, x": (3.0, 4.0, 5.0), "b, x": (2.0, 3.0, 4.1), "a, y": (3.0,)}
+    reproduction.save(
+        preset, {c.name: found(*values[c.name], run=c.run) for c in preset.cells if c.name in values}, tmp_path
+    )
+    page = reproduction_page.page(tmp_path).splitlines()
+    assert "| P | A beats B ([toy/t](#toyt)) | holds, +1.0 ± 0.1 | 3 | 3 B against 3 B | Clearly. |" in page
+    assert "| a > b | x | holds | +1.0 ± 0.1 | 3 |" in page
+    assert "Not run (1): b, y." in page
 
 
 def test_results_of_other_settings_do_not_hide_those_of_another_folder(tmp_path: Path) -> None:
@@ -220,9 +277,12 @@ def test_the_page_says_once_what_was_run_where_and_at_which_commit(
         "c": {"command": "python old.py", "commit": "5678def+", "machine": {"device": "a GPU"}},
         "d": {"command": "fedgist reproduce toy/t", "commit": None, "machine": None},
     }
-    results = {c.name: dataclasses.replace(found(1.0, run=c.run), about=made[c.name]) for c in preset.cells}
+    results = {
+        c.name: dataclasses.replace(found(1.0, run=c.run), made=({**made[c.name], "seeds": ["0"]},))
+        for c in preset.cells
+    }
     reproduction.save(preset, results, tmp_path)
-    assert [line for line in reproduction_page.page(tmp_path).splitlines() if line.startswith("- ")] == [
+    assert [line for line in reproduction_page.page(tmp_path).splitlines() if line.startswith("- `")] == [
         "- `python old.py` (2 cores, commit 1234abc)",
         "- `python old.py` (a GPU, commit 5678def+)",
         "- `fedgist reproduce toy/t` (machine not recorded)",

@@ -4,18 +4,20 @@ import json
 import shutil
 import stat
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError
-from fedgist.federation import authority, kits
+from fedgist.federation import authority, kits, listener, membership, status
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import keys, roster
 
@@ -30,6 +32,10 @@ def federation(made: FederationFolder, tmp_path: Path) -> FederationFolder:
     """A federation of its own for each test."""
     shutil.copytree(made.path, tmp_path / "fed")
     return kits.load(tmp_path / "fed")
+
+
+def fedgist(command: str, federation: FederationFolder, *names: str) -> Result:
+    return CliRunner().invoke(app, ["federation", command, str(federation.path), *names])
 
 
 def root(federation: FederationFolder) -> x509.Certificate:
@@ -71,14 +77,14 @@ def test_announced_keys_come_into_the_roster_by_the_command(federation: Federati
     shutil.move(federation.kit("north"), away)
     (tmp_path / "north.keys").write_bytes(keys.announce(away))
     keys.load_or_make(federation.kit("east"))
-    said = CliRunner().invoke(app, ["federation", "roster", str(federation.path), str(tmp_path / "north.keys")])
+    said = fedgist("roster", federation, str(tmp_path / "north.keys"))
     assert said.exit_code == 0 and "roster 2 of the-hospitals" in said.output, said.output
     signed = authority.load(federation)
     own = keys.load_or_make(away)
     assert signed["north"].signing == own.signing.public_key().public_bytes_raw()
     assert signed["north"].agreement == own.agreement.public_key().public_bytes_raw()
     assert signed["east"].enrolled and roster.load(federation.kit("east")) == signed
-    again = CliRunner().invoke(app, ["federation", "roster", str(federation.path)])
+    again = fedgist("roster", federation)
     assert "roster 2 of" in again.output  # nothing has changed, nothing is signed
     assert roster.accept(away, (federation.path / roster.FILE).read_bytes()) == signed
 
@@ -104,7 +110,7 @@ def test_announcements_that_are_not_believed(federation: FederationFolder, tmp_p
     with pytest.raises(FedgistError, match="site north announces the keys of east"):
         authority.keep_announcement(federation, "north", data)
     (tmp_path / "bad.keys").write_bytes(b"{}")
-    said = CliRunner().invoke(app, ["federation", "roster", str(federation.path), str(tmp_path / "bad.keys")])
+    said = fedgist("roster", federation, str(tmp_path / "bad.keys"))
     assert said.exit_code == 0 and "not believed" in said.stderr and "cannot be read" in said.stderr
 
 
@@ -119,7 +125,7 @@ def test_what_a_run_brings_waits_for_the_authority(federation: FederationFolder)
 def test_without_the_authority_nothing_is_signed(federation: FederationFolder, tmp_path: Path) -> None:
     federation.authority.rename(tmp_path / "safe")
     keys.load_or_make(federation.kit("east"))
-    said = CliRunner().invoke(app, ["federation", "roster", str(federation.path)])
+    said = fedgist("roster", federation)
     assert said.exit_code == 2 and "only where the authority is can a roster be signed" in said.stderr, said.output
 
 
@@ -129,3 +135,105 @@ def test_a_federation_from_before_gets_a_roster(federation: FederationFolder) ->
             path.unlink()
     assert authority.update(federation)[0].number == 1
     assert roster.load(federation.kit("north")).number == 1
+
+
+def test_a_site_is_added_and_the_others_stay(federation: FederationFolder) -> None:
+    before = {path: path.read_bytes() for path in federation.path.glob("sites/*/startup/client.*")}
+    for kit in ("east", "north"):
+        keys.load_or_make(federation.kit(kit))
+    authority.update(federation)
+    said = fedgist("add-site", federation, "south")
+    assert said.exit_code == 0 and "roster 3 is signed" in said.output, said.output
+    grown = kits.load(federation.path)
+    assert grown.sites == ("east", "north", "south")
+    assert {path: path.read_bytes() for path in before} == before
+    held = [{path.name for path in grown.kit(site).iterdir()} for site in ("south", "east")]
+    assert held[0] == held[1] - {keys.FILE}
+    signed = roster.load(grown.kit("south"))
+    assert (signed.number, [member.enrolled for member in signed.members]) == (3, [True, True, False])
+    assert [path.name for path in (grown.authority / "fedgist").iterdir() if path.name.startswith("prod")] == []
+    for name, why in (("south", "is, or was, a site south"), ("South", "small letters"), ("localhost", "same name")):
+        said = fedgist("add-site", federation, name)
+        assert said.exit_code == 2 and why in said.stderr, said.output
+
+
+def test_certificates_are_renewed_under_the_same_root(federation: FederationFolder) -> None:
+    """The site's own keys stay; what it had announced under the old certificate holds, what is new would not."""
+    old = (federation.kit("east") / "startup" / "client.crt").read_bytes()
+    shutil.copytree(federation.kit("east"), federation.path / "elsewhere")
+    data = keys.announce(federation.path / "elsewhere")
+    authority.keep_announcement(federation, "east", data)
+    first = authority.update(federation)[0]["east"]
+    said = fedgist("renew", federation)
+    assert said.exit_code == 0 and said.output.count("new: ") == 8, said.output
+    second = authority.load(federation)["east"]
+    assert second.keys == first.keys and second.certificate != first.certificate
+    new = x509.load_pem_x509_certificate((federation.kit("east") / "startup" / "client.crt").read_bytes())
+    assert keys.fingerprint(new) == second.certificate
+    new.verify_directly_issued_by(root(federation))
+    assert (federation.kit("east") / "startup" / "client.key").read_bytes() != (
+        federation.path / "elsewhere" / "startup" / "client.key"
+    ).read_bytes()
+    assert old != (federation.kit("east") / "startup" / "client.crt").read_bytes()
+    (federation.path / "elsewhere" / keys.FILE).unlink()
+    assert authority.keep_announcement(federation, "east", keys.announce(federation.path / "elsewhere"))
+    known, refused = authority.update(federation)
+    assert known["east"] == second and "a certificate that has been replaced" in refused[0]
+    said = fedgist("renew", federation, "west")
+    assert said.exit_code == 2 and "unknown member of the federation 'west'" in said.stderr
+
+
+def test_a_revoked_site_is_out_with_all_its_certificates(federation: FederationFolder) -> None:
+    def der(kit: Path) -> bytes:
+        pem = (kit / "startup" / "client.crt").read_bytes()
+        return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+
+    kit = federation.kit("north")
+    first = der(kit)
+    assert fedgist("renew", federation, "north").exit_code == 0
+    second, other = der(kit), der(federation.kit("east"))
+    assert listener.revoked(federation.server_kit, first) == ""
+    said = fedgist("revoke", federation, "north")
+    assert said.exit_code == 0 and "site north is revoked" in said.output, said.output
+    assert [listener.revoked(federation.server_kit, one) for one in (first, second, other)] == ["north", "north", ""]
+    fewer = kits.load(federation.path)
+    assert fewer.sites == ("east",) and "north" not in authority.load(fewer)
+    assert not kit.exists() and "north" not in (federation.path / "README.md").read_text()
+    for arguments, why in (
+        (("revoke", federation, "north"), "unknown site 'north'"),
+        (("revoke", federation, "east"), "is the only site"),
+        (("add-site", federation, "north"), "there is, or was, a site north"),
+    ):
+        said = fedgist(*arguments)
+        assert said.exit_code == 2 and why in said.stderr, said.output
+
+
+def test_members_change_only_where_the_authority_is(federation: FederationFolder, tmp_path: Path) -> None:
+    federation.authority.rename(tmp_path / "safe")
+    for arguments in (("add-site", federation, "south"), ("renew", federation), ("revoke", federation, "east")):
+        said = fedgist(*arguments)
+        assert said.exit_code == 2 and "members change only where the authority is" in said.stderr
+
+
+def test_a_federation_from_before_grows_under_its_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its authority's certificate was made for 360 days, which NVFlare would refuse to mix with another number."""
+    monkeypatch.setattr(kits, "ROOT_DAYS", 360)
+    old = kits.new(tmp_path / "old", "localhost", ["east"])
+    monkeypatch.undo()
+    assert fedgist("add-site", old, "north").exit_code == 0
+
+
+def test_ends_of_certificates_are_shown_and_warned_about(federation: FederationFolder) -> None:
+    lines = status.describe(federation)
+    assert lines[0] == "server localhost:8002: not running" and "site east: not here" in lines
+    assert not [line for line in lines if "warning" in line]
+    soon = datetime.now(UTC) + timedelta(days=20, hours=1)
+    assert membership.Ending("east", soon).warning == (
+        f"the certificate of east ends in 20 days, on {soon:%Y-%m-%d}: `fedgist federation renew DIR east`"
+    )
+    assert "has ended" in membership.Ending("east", datetime.now(UTC) - timedelta(days=1)).warning
+    assert membership.Ending("east", datetime.now(UTC) + timedelta(days=31)).warning == ""
+    said = fedgist("status", federation)
+    assert said.exit_code == 0
+    days = [(one.end - datetime.now(UTC)).days for one in membership.endings(federation)]
+    assert days == [3649, 359, 359, 359, 359] and "certificates end: authority 20" in said.output

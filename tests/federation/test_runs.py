@@ -78,6 +78,32 @@ def test_a_site_that_was_away_joins_with_the_runs_model(
     assert [row["answered"] for row in folder.rows()] == [1, 2, 2]
 
 
+def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, or later without training again: the head is that of both sites' data, whoever holds it."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("ab", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/2")
+
+    def made(out: str, finish: str, resume: bool = False) -> Any:
+        @contextlib.contextmanager
+        def connected() -> Iterator[Wire]:
+            yield Wire(tmp_path, {"a": "", "b": ""}, 100)
+
+        def config(known: dict[str, Any]) -> Any:
+            layer = {"method": "fedavg", "rounds": 2, "steps": 2, "device": "cpu", "finish": finish}
+            return resolve({**layer, "engine": "sequential"}, known)
+
+        return runs.run(["a", "b"], connected, config, tmp_path / out, resume, Patience(), Silent())
+
+    at_once, plain = made("at-once", "gist"), made("later", "none")
+    assert at_once.accuracy > plain.accuracy + 0.1 and [row["answered"] for row in at_once.metrics] == [2, 2, 2]
+    later = made("later", "gist", resume=True)
+    assert later.accuracy == at_once.accuracy
+    assert later.bytes_up == at_once.bytes_up > plain.bytes_up
+    same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("at-once", "later")]
+    assert same[0] == same[1]
+
+
 def test_the_servers_data_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, id in enumerate("ab", 1):

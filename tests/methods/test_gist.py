@@ -72,7 +72,7 @@ def test_it_is_the_ridge_classifier_of_the_union(split: str, options: dict[str, 
     engine = federation(splits()[split], {**SMALL, "wire": "float64", "dimensions": 40, **options}, wide=True)
     engine.run_round()
     union, state, config = digits()[1], engine.state, engine.method.config
-    features = engine.method.linear.features
+    features = engine.method.features
     w = {name: tensor.double() for name, tensor in drawn(features, state["seed"]).items()}
     copies = [union.x, union.x.flip(-1)] if config.mirrored else [union.x]
     phi = np.concatenate([features(w, x.double()).numpy() for x in copies])

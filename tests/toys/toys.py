@@ -85,6 +85,7 @@ def federation(
     topology: Any = None,
     offline: Any = 0.0,
     delay: Any = 0,
+    layer: Any = None,
     **settings: Any,
 ) -> LocalEngine:
     """A federation of these sites, which have the nets in turn.
@@ -101,7 +102,7 @@ def federation(
     else:
         assert not (settings or parts or proxy), "a method that is made already takes no settings"
     runner = executor(engine, device, dtype) if isinstance(engine, str) else engine
-    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay}
+    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay, "layer": layer}
     return LocalEngine(method, sites, seed=seed, executor=runner, **about)
 
 
@@ -117,7 +118,7 @@ def toy(method: str, **layer: Any) -> tuple[RunConfig, Inputs]:
     return _toy(tuple({"method": method, "dataset": "digits", "limit": 300, "device": "cpu", **layer}.items()))
 
 
-ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay")
+ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay", "layer")
 
 
 def toy_federation(method: str, sites: Sites | None = None, **given: Any) -> LocalEngine:

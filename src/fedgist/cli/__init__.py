@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli import attack, federation, information, models, privacy, reproduction, runs
+from fedgist.cli import attack, finish, information, models, operations, privacy, reproduction, runs
 
 app = typer.Typer(
     help="Collaborative learning in which clients share the gist of what they learned, never their data.",
@@ -15,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for group in (runs, models, reproduction, information, attack, privacy, federation):
+for group in (runs, finish, models, reproduction, information, attack, privacy, operations):
     app.add_typer(group.app)
 
 

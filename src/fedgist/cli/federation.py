@@ -74,27 +74,6 @@ def start(directory: Folder, debug: Debug = False) -> None:
         raise typer.Exit(servers.start(kits.load(directory), _say))
 
 
-@federation_app.command()
-def roster(
-    directory: Folder,
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Keys that sites have announced, where no run has brought them here.")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Sign a new roster if members or their keys have changed; show who is in it."""
-    with speaking(debug):
-        from fedgist.federation import authority, kits
-
-        signed, refused = authority.update(kits.load(directory), files or [])
-        for line in refused:
-            _note(f"not believed: {line}")
-        _say(f"roster {signed.number} of {signed.federation}, SHA-256 {signed.digest}")
-        for member in signed.members:
-            known = f"signs with {member.signing.hex()[:16]}…" if member.enrolled else "has not announced its keys yet"
-            _say(f"  {member.name}: certificate {member.certificate.hex()[:16]}…, {known}")
-
-
 @federation_app.command(cls=WithSet)
 @run_flags(NOT_HERE)
 def run(
@@ -120,7 +99,7 @@ def run(
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
         chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
-        _run(federation, chosen, _resolver(chosen, out, resume), out, resume, as_json, quiet)
+        run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet)
 
 
 @federation_app.command(cls=WithSet)
@@ -158,13 +137,13 @@ def sim(
         chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout)
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
-            settled = runs_across.settle(names, _resolver(chosen, out, resume), out, resume)
+            settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume)
         federation = simulations.provide(directory, sites, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
         with simulations.running(federation, dataset, _note):
             if settled is not None:
-                _run(directory, chosen, settled, out, resume, as_json, quiet)
+                run_across(directory, chosen, settled, out, resume, as_json, quiet)
             else:
                 _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
                 signal.pause()
@@ -218,7 +197,7 @@ class Choices:
     max_norm: float = 100.0
 
 
-def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
+def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
     """What makes the configuration, given what only the federation knows."""
     from fedgist.experiments import config as configs
     from fedgist.experiments.folder import RunFolder
@@ -234,7 +213,7 @@ def _resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict
     return resolve
 
 
-def _run(
+def run_across(
     directory: Path,
     chosen: Choices,
     config: "runs_across.Config",
@@ -243,6 +222,7 @@ def _run(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    """Makes a run across the sites of a federation, and shows it."""
     from fedgist.experiments.progress import choose
     from fedgist.federation import kits
     from fedgist.federation import server as servers

@@ -33,6 +33,9 @@ def reproduce(
     preset: Annotated[str | None, typer.Argument(help="A table or figure, as in repshare/table1.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show all presets; with a preset, its cells.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show what is known, and run nothing.")] = False,
+    data: Annotated[
+        bool, typer.Option("--data", help="Show which data sets the presets need, and which lack.")
+    ] = False,
     page: Annotated[Path | None, flag("page", "Write the state of all presets as a Markdown page.", "FILE")] = None,
     only: Annotated[str, flag("only", "Only cells with these words in their names.", "WORDS")] = "",
     scale: Annotated[
@@ -66,6 +69,9 @@ def reproduce(
 
             reproduction_page.write(page, PUBLISHED if results is None else results)
             print(page)
+            return
+        if data:
+            _data(scale, data_dir, as_json)
             return
         clock = estimates.Estimates()
         if preset is None:
@@ -171,6 +177,31 @@ def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], 
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {done} of {total} runs are finished; go on with the same command") from None
     return list(wrong)
+
+
+def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
+    """Which data sets the presets need, which of them can be read here, and what to do about the others."""
+    from fedgist.data import inventory
+    from fedgist.experiments import reproduction
+
+    lacking = inventory.unreadable(data_dir)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, needed in sorted(reproduction.needs_of_data(scale).items()):
+        here = name in inventory.readable(data_dir)
+        cells = {preset: len(cells) for preset, cells in needed.items()}
+        rows[name] = {"readable": here, "lacks": "" if here else lacking.get(name, "is not there"), "cells": cells}
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("data set", "here", "cells", "presets")
+    for name, row in sorted(rows.items(), key=lambda item: item[1]["readable"]):
+        presets = ", ".join(f"{preset} ({count})" for preset, count in row["cells"].items())
+        table.add_row(name, "yes" if row["readable"] else row["lacks"], str(sum(row["cells"].values())), presets)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print("`fedgist data download NAME DIR` fetches most of them where there is a network; docs/data.md tells the rest")
 
 
 def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -> None:

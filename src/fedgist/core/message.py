@@ -27,8 +27,8 @@ class Exactly(int):
 
 
 float64, float32, float16 = torch.float64, torch.float32, torch.float16
-int64, uint8 = torch.int64, torch.uint8
-DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", uint8: "U8"}
+int64, int32, int16, uint8 = torch.int64, torch.int32, torch.int16, torch.uint8
+DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", int32: "I32", int16: "I16", uint8: "U8"}
 SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
 
 

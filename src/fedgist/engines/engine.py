@@ -1,7 +1,8 @@
 """What all engines share: who is asked, what is counted, what an asker is shown, and how a client answers.
 
 An exchange comes back to `Engine.answers` as packed replies by site, and a site's reply leaves `answer` as a message
-that is packed next: between those two points a layer may wrap what a site sends and unwrap what the asker gets.
+that is packed next: between those two points lies a layer (layer.py), which may wrap what a site sends, and makes the
+sum.
 """
 
 import math
@@ -15,13 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.codec import Codec, Leaves, add_up, size, to_bytes
+from fedgist.core.codec import Codec, Leaves, size, to_bytes
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
 from fedgist.core.message import partly, schema_of, tag_of, tensors_in
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
 from fedgist.core.tree import Tree
+from fedgist.engines.layer import Exchange, Layer, Plain, Trip
 from fedgist.engines.scheduler import Executor
 
 
@@ -54,13 +56,15 @@ class Engine(ABC):
         executor: Executor,
         ledger: Ledger | None = None,
         info: Mapping[str, Mapping[str, Any]] | None = None,
+        layer: Layer | None = None,
     ):
-        self.method, self.executor, self.ledger = method, executor, ledger or Ledger()
+        self.method, self.executor, self.ledger, self.layer = method, executor, ledger or Ledger(), layer or Plain()
+        self.run = method.name
         self.ids = tuple(sorted(ids))
         self.info = {id: {"model": method.task.model, **(info or {}).get(id, {})} for id in self.ids}
         self.rng = Rng(seed)
         self.codecs = {
-            model: Codec(method.bounds(model), executor.place)
+            model: Codec({**method.bounds(model), **self.layer.form.bounds}, executor.place)
             for model in {method.task.model, *(about["model"] for about in self.info.values())}
         }
         self.rounds_done = 0
@@ -137,7 +141,19 @@ class Engine(ABC):
         if self.ledger.records(entry.type):
             self.ledger.keep(entry, to_bytes(cls, leaves))
 
-    def answers(self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int]) -> Answers[Any] | TooFewAnswers:
+    @property
+    def here(self) -> Exchange:
+        """The exchange under way."""
+        return Exchange(self.run, self.phase, self.round, self.exchange)
+
+    def count_invitation(self, sender: str, receiver: str, leaves: Leaves) -> None:
+        """Write down what goes along with a request, where something does."""
+        if self.layer.form.invitation is not None:
+            self.count(sender, receiver, "down", self.layer.form.invitation, leaves)
+
+    def answers(
+        self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int], trip: Trip
+    ) -> Answers[Any] | TooFewAnswers:
         """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
         replies = dict(sorted(replies.items()))
         if len(replies) < ask.at_least:
@@ -145,7 +161,10 @@ class Engine(ABC):
                 f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
                 f"at least {ask.at_least} are needed"
             )
-        total = add_up(ask.reply, replies.values())
+        try:
+            total = self.layer.total(self.here, ask.reply, replies, trip)
+        except TooFewAnswers as missing:
+            return missing
         visible: dict[str, Any] = {
             id: partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
             for id, leaves in replies.items()

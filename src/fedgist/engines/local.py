@@ -4,7 +4,7 @@ Messages do not become bytes here, but they are checked, cast, copied and counte
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor
 from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Leaves
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, answer, client_rng
+from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 
 Outage = Callable[[str, int, int], bool]
@@ -35,6 +37,7 @@ class Delivery:
     site: Site
     answer: Callable[[], Role]
     before: Tree
+    invitation: Leaves
     reply: Any = None
 
 
@@ -58,8 +61,9 @@ class LocalEngine(Engine):
         topology: Mapping[str, Sequence[str]] | None = None,
         offline: float | Outage = 0.0,
         delay: int | Delay = 0,
+        layer: Layer | None = None,
     ):
-        super().__init__(method, sites, seed=seed, executor=executor, ledger=ledger, info=info)
+        super().__init__(method, sites, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.data = {id: sites[id].to(executor.place.device, executor.place.dtype) for id in self.ids}
         self.reach = {id: (id, *near) for id, near in topology.items()} if topology else {SERVER: self.ids}
         self.outage = offline if callable(offline) else self._random_outage(offline)
@@ -96,15 +100,17 @@ class LocalEngine(Engine):
             "states": self.states,
             "sites": self.site_states,
             "under way": self.under_way,
+            "layer": self.layer.snapshot(),
         }
 
     def restore(self, snapshot: Tree) -> None:
         self.rounds_done = snapshot["round"]
         self.states, self.site_states = self._put(snapshot["states"]), self._put(snapshot["sites"])
         self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
+        self.layer.restore(snapshot.get("layer", {}))  # checkpoints from before have none
 
     def digest(self) -> str:
-        return storage.digest(self.snapshot())
+        return storage.digest({key: part for key, part in self.snapshot().items() if key != "layer"})
 
     # A round
 
@@ -158,7 +164,9 @@ class LocalEngine(Engine):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
         packed: dict[tuple[int, str], tuple[Any, Leaves]] = {}
         deliveries = []
-        for name in sorted(ask.to):
+        asked = self.layer.choose(self.here, sorted(ask.to))
+        invitation = self.layer.invite(self.here, ask.reply, asked)
+        for name in asked:
             if self._unreachable(ask.node, name):
                 continue
             msg, model = ask.to[name], self.info[name]["model"]
@@ -168,28 +176,56 @@ class LocalEngine(Engine):
                 packed[key] = (self.codecs[model].unpack(type(msg), leaves), leaves)
             received, leaves = packed[key]
             self.count(ask.node, name, "down", type(msg), leaves)
+            self.count_invitation(ask.node, name, invitation)
             site = self._site(name)
             start = partial(answer, self.method, handler, site, received)
-            deliveries.append(Delivery(site, start, self._stored(name)))
+            deliveries.append(Delivery(site, start, self._stored(name), invitation))
         return deliveries
 
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
         """Keep the states of the sites that answered, count their replies, and show the asker what it may see."""
         answered = [delivery for delivery in deliveries if not isinstance(delivery.reply, SiteFailure)]
-        replies: dict[str, Leaves] = {}
-        for delivery in answered:
-            id = delivery.site.id
-            late = self._lateness(ask.node, id)
-            leaves = self.codec_of(id).pack(delivery.reply, summed=not late)
-            self.count(id, ask.node, "up", ask.reply, leaves)
-            if late:
+        replies = self._wrapped(ask, answered)
+        for id in list(replies):
+            if late := self._lateness(ask.node, id):
                 reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply)}
+                leaves = replies.pop(id)
                 self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": leaves}
-            else:
-                replies[id] = leaves
         arrived = self._arrived(ask)
         replies |= {id: reply["leaves"] for id, reply in arrived.items()}
-        return self.answers(ask, replies, {id: reply["round"] for id, reply in arrived.items()})
+        late_from = {id: reply["round"] for id, reply in arrived.items()}
+        return self.answers(ask, replies, late_from, partial(self._trip, ask))
+
+    def _wrapped(self, ask: Ask, answered: Sequence[Delivery]) -> dict[str, Leaves]:
+        """What travels from each site, counted; once more for all where a field did not fit."""
+        wrapped: dict[str, Leaves] = {}
+        unfit: dict[str, Unfit] = {}
+        for delivery in answered:
+            id = delivery.site.id
+            packed = self.codec_of(id).pack(delivery.reply, summed=not self._lateness(ask.node, id))
+            try:
+                wrapped[id] = self.layer.site(id).wrap(self.here, delivery.invitation, ask.reply, packed)
+            except Unfit as error:
+                unfit[id] = error
+            else:
+                self.count(id, ask.node, "up", self.layer.form.travels(ask.reply), wrapped[id])
+        if self.layer.mend(ask.reply, unfit.values()):
+            invitation = self.layer.invite(self.here, ask.reply, self.layer.choose(self.here, sorted(ask.to)))
+            for delivery in answered:
+                self.count_invitation(ask.node, delivery.site.id, invitation)
+            return self._wrapped(ask, [replace(delivery, invitation=invitation) for delivery in answered])
+        for id, why in unfit.items():
+            raise FedgistError(f"round {self.round}, client {id}: {why}")
+        return wrapped
+
+    def _trip(self, ask: Ask, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
+        """Carry the layer's own messages to the sites that are there."""
+        answers: dict[str, Leaves] = {}
+        for id, leaves in sorted(messages.items()):
+            self.count(ask.node, id, "down", request, leaves)
+            answers[id] = self.layer.site(id).answer(self.here, request, leaves)
+            self.count(id, ask.node, "up", reply, answers[id])
+        return answers
 
     def _unreachable(self, node: str, id: str) -> bool:
         """Whether a site cannot be asked: it is away, the peer that asks is, or it still owes that one a reply.

@@ -65,6 +65,12 @@ class RunConfig:
         (), "Models of the clients, dealt out in turn; without it, all `model`.", role=Role.SITES
     )
     rounds: int = _rounds(10, "Communication rounds.", low=1, flag="N")
+    finish: str | None = _rounds(
+        None,
+        "After the last round, an exact head from sums over all clients' data: gist, on the features that the model "
+        "learned, or with fixed ones beside them, as in gist+scattering; options of gist as in gist:wire=float16.",
+        flag="NAME",
+    )
     seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
     seeds: int = _rounds(
         1,
@@ -236,10 +242,14 @@ def digest(config: RunConfig) -> str:
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """Where two configurations differ so that one cannot go on as the other, one phrase a key; rounds may grow."""
+    """Where two configurations differ so that one cannot go on as the other, one phrase a key; rounds may grow.
+
+    A finish comes after all rounds, so that it may come later, or be another.
+    """
     before, after = flat(old), flat(new)
     keys = [key for key in {**before, **after} if before.get(key, OWN) != after.get(key, OWN)]
     keys = [key for key in keys if key != "rounds" or new.rounds < old.rounds]
+    keys = [key for key in keys if key != "finish" or new.finish is None]
     return [f"{key} was {before.get(key)!r} and is now {after.get(key)!r}" for key in keys]
 
 
@@ -258,8 +268,21 @@ def check(config: RunConfig) -> None:
         proxy_spec(config.proxy)
     if config.topology is not None:
         _check_topology(config)
+    if config.finish is not None:
+        _check_finish(config)
     if config.record:
         _check_record(config)
+
+
+def _check_finish(config: RunConfig) -> None:
+    from fedgist import methods
+
+    name, given = finish_spec(config.finish or "")
+    build(methods.find(name).Config, given)
+    if config.method == name:
+        raise FedgistError(f"{name} has the exact head already: leave out finish")
+    if config.topology is not None:
+        raise FedgistError("a finish is made by a server: leave out finish or topology")
 
 
 def _check_topology(config: RunConfig) -> None:
@@ -280,6 +303,18 @@ def _check_record(config: RunConfig) -> None:
     for name in config.record:
         if name not in tags | names | {"all"}:
             raise unknown(f"message type of {config.method}", name, names | {"all"})
+
+
+def finish_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """The method and its options in a text such as `gist+scattering:grid=5`.
+
+    Alone, learned features stay as they are, so that the head fits into the model that they come from.
+    """
+    both, given = model_spec(text)
+    name, _, beside = both.partition("+")
+    if name != "gist" or "features" in given:
+        raise FedgistError(f"finish must be gist, or gist+NAME for a feature map beside the model's, not {text!r}")
+    return name, {"features": f"learned+{beside}", **given} if beside else {"features": "learned", "clip": 0.0, **given}
 
 
 def proxy_spec(text: str) -> tuple[str | None, int]:

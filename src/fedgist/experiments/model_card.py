@@ -26,8 +26,8 @@ def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Traine
     parts = [
         f"# Model card: {config.method} on {config.dataset}",
         "\n".join(["| model | architecture | accuracy | measured on |", "|---|---|---|---|", *map(_row, abouts)]),
-        f"The run itself reports an accuracy of {result.accuracy:.4f} after {config.rounds} rounds, as its method "
-        "counts it: for models that clients keep, the mean over clients.",
+        f"The run itself reports an accuracy of {result.accuracy:.4f} after {config.rounds} rounds{_finish(config)}, "
+        "as its method counts it: for models that clients keep, the mean over clients.",
         f"## Data\n\n{_data(config, abouts[0])}",
         f"## Method\n\n{method['summary']}\n\n```bibtex\n{method['citation'] or 'no paper'}\n```",
         f"## Who saw what\n\n{_seen(method['sees'], method['replies'])}",
@@ -37,6 +37,11 @@ def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Traine
         f"## How to use it\n\n{_use(made)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _finish(config: RunConfig) -> str:
+    told = f" and the finish `{config.finish}` (a linear head from sums over all clients' training data, docs/gist.md)"
+    return told if config.finish else ""
 
 
 def _row(about: About) -> str:

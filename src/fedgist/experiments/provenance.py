@@ -35,10 +35,12 @@ def environment(device: str) -> dict[str, Any]:
     }
 
 
-def about(method: Method) -> dict[str, Any]:
+def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
     """What a reader of the folder wants to know about the method as it was configured: who sees what, above all."""
-    sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in who_sees_what(method)]
-    says = {handler.reply.__name__: inspect.getdoc(handler.reply) for handler in method.handlers.values()}
+    both = [method] if finish is None else [method, finish]
+    rows = [row for one in both for row in who_sees_what(one)]
+    sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in rows]
+    says = {found.reply.__name__: inspect.getdoc(found.reply) for one in both for found in one.handlers.values()}
     about = {"name": method.name, "summary": method.summary, "citation": method.citation}
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
 
@@ -58,5 +60,7 @@ def check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
     grown = before.rounds < config.rounds
     if grown or not folder.finished:
         folder.check_method(source(methods.find(config.method)))
+    if before.finish != config.finish and not grown:
+        folder.reopen(before.rounds, whole=True)
     if grown:
         folder.reopen(before.rounds, whole=before.eval_every > 0 and before.rounds % before.eval_every == 0)

@@ -12,13 +12,14 @@ import statistics
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import fedgist
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import presets
+from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, Claim, Outcome, outcomes
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.results import best_five
@@ -36,8 +37,19 @@ class Found:
     bytes_down: float
     seconds: float
     """Means over seeds, of one run."""
-    about: dict[str, Any]
-    """Command, version, commit, machine."""
+    made: tuple[dict[str, Any], ...]
+    """Where its numbers come from: commands with version, commit and machine, and the seeds that each gave."""
+    curves: dict[str, str] = field(default_factory=dict)
+    """Seed -> what is judged by round, as in `1:21.67 2:36.87`; results of before do not have it."""
+
+    @property
+    def by_seed(self) -> dict[str, float]:
+        return {seed: statistics.fmean(numbers) for seed, numbers in self.numbers.items()}
+
+    @property
+    def changed(self) -> bool:
+        """Whether a checkout with changes of its own made any of it."""
+        return any(str(origin.get("commit")).endswith("+") for origin in self.made)
 
     @property
     def values(self) -> list[float]:
@@ -53,6 +65,8 @@ class Found:
 
 
 SIZES = ("bytes_up", "bytes_down", "seconds")
+CURVED = ("last", "best", "best5")
+"""The kinds of number of which a result keeps the curve by round."""
 Results = dict[str, Found]
 """By the name of the cell."""
 
@@ -66,18 +80,23 @@ class Verdict:
     judged: int
     """Cells that ran, have a number in the paper and a tolerance."""
     within: int
-    claims: dict[str, tuple[int, int]]
-    """Claim -> in how many columns it holds, of how many that ran."""
+    claims: dict[Claim, list[Outcome]]
+    """How each stands in the columns where both of its sides ran."""
 
     @property
     def word(self) -> str:
         if not self.run:
             return "not run"
-        checks = [(self.within, self.judged), *self.claims.values()]
-        held, all_checks = (sum(check[i] for check in checks) for i in (0, 1))
-        if not all_checks:
+        words = {outcome.word for found in self.claims.values() for outcome in found}
+        words |= {HOLDS} if self.within else set()
+        words |= {FAILS} if self.within < self.judged else set()
+        if not words:
             return "run"
-        return "holds" if held == all_checks else "holds partly" if held else "does not hold"
+        if words <= {HOLDS, SEEN}:
+            return HOLDS if words == {HOLDS} else SEEN
+        if words & {HOLDS, SEEN}:
+            return "holds partly"
+        return NOISE if words == {NOISE} else FAILS
 
 
 def find(name: str, scale: str = "full") -> Preset:
@@ -85,6 +104,15 @@ def find(name: str, scale: str = "full") -> Preset:
     if name not in known:
         raise unknown("preset", name, known)
     return known[name]
+
+
+def needs_of_data(scale: str = "full") -> dict[str, dict[str, list[Cell]]]:
+    """Data set -> preset -> the cells that need it."""
+    found: dict[str, dict[str, list[Cell]]] = {}
+    for preset in presets.available(scale).values():
+        for cell in preset.cells:
+            found.setdefault(cell.config.dataset, {}).setdefault(preset.name, []).append(cell)
+    return found
 
 
 def choose(preset: Preset, only: str) -> Preset:
@@ -156,7 +184,9 @@ def collect(preset: Preset, count: int | None, out: Path, about: Mapping[str, An
     by_name = {cell.name: cell for cell in preset.cells}
     found: Results = {}
     for cell in preset.cells:
-        numbers, results, machine = {}, [], None
+        numbers: dict[str, list[float]] = {}
+        curves: dict[str, str] = {}
+        results, machine = [], None
         for seed in seeds_of(preset, count):
             folder = folder_of(cell, seed, out)
             rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
@@ -164,11 +194,20 @@ def collect(preset: Preset, count: int | None, out: Path, about: Mapping[str, An
                 continue
             results.append(read_json(folder.result))
             numbers[str(seed)] = taken(cell, folder.rows(), results[-1], rival.rows() if rival else None)
+            curves[str(seed)] = curve(cell, folder.rows())
             machine = read_json(folder.environment)
         if numbers:
             sizes = {key: statistics.fmean(result[key] for result in results) for key in SIZES}
-            found[cell.name] = Found(cell.run, numbers, about={**about, "machine": machine}, **sizes)
+            made = ({**about, "machine": machine, "seeds": list(numbers)},)
+            kept = {seed: line for seed, line in curves.items() if line}
+            found[cell.name] = Found(cell.run, numbers, made=made, curves=kept, **sizes)
     return found
+
+
+def curve(cell: Cell, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a cell judges, round by round; nothing where it is no share that was evaluated more than once."""
+    shares = [f"{row['round']}:{100 * row[cell.of]:.2f}" for row in rows if cell.take in CURVED and cell.of in row]
+    return " ".join(shares) if len(shares) > 1 else ""
 
 
 def taken(
@@ -194,20 +233,11 @@ def judge(preset: Preset, results: Results) -> Verdict:
     """The cells within their tolerance, and the columns in which each claim holds."""
     ran = [cell for cell in preset.cells if cell.name in results]
     judged = [cell for cell in ran if within(cell, results[cell.name]) is not None]
-    claims = {}
-    for left, sign, right in preset.claims:
-        pairs = [(results[a.name].mean, results[b.name].mean) for a, b in _beside(preset, left, right, results)]
-        held = sum(a > b if sign == ">" else a < b for a, b in pairs)
-        claims[f"{left} {sign} {right}"] = held, len(pairs)
+    numbers = {(cell.row, cell.column): results[cell.name].by_seed for cell in ran}
+    columns = list(dict.fromkeys(cell.column for cell in preset.cells))
+    stand = {claim: outcomes(claim, numbers, columns) for claim in preset.claims}
     good = sum(bool(within(cell, results[cell.name])) for cell in judged)
-    return Verdict(len(preset.cells), len(ran), len(judged), good, claims)
-
-
-def _beside(preset: Preset, left: str, right: str, results: Results) -> list[tuple[Cell, Cell]]:
-    """The cells of two rows, column by column, where both ran."""
-    ran = {(cell.row, cell.column): cell for cell in preset.cells if cell.name in results}
-    columns = dict.fromkeys(cell.column for cell in preset.cells)
-    return [(ran[left, c], ran[right, c]) for c in columns if (left, c) in ran and (right, c) in ran]
+    return Verdict(len(preset.cells), len(ran), len(judged), good, stand)
 
 
 def within(cell: Cell, found: Found) -> bool | None:
@@ -233,16 +263,39 @@ def load(preset: Preset, folders: Sequence[Path]) -> Results:
         if path.is_file():
             cells = json.loads(path.read_text("utf-8"))["cells"]
             fitting = [cell.name for cell in preset.cells if cell.name in cells and cells[cell.name]["run"] == cell.run]
-            known |= {name: Found(**cells[name]) for name in fitting}
+            known |= {name: _found(cells[name]) for name in fitting}
     return {cell.name: known[cell.name] for cell in preset.cells if cell.name in known}
+
+
+def _found(kept: Mapping[str, Any]) -> Found:
+    """A cell as a file has it; those of before had one `about`, that of the last command."""
+    if "about" in kept:
+        rest = {key: value for key, value in kept.items() if key != "about"}
+        return Found(**rest, made=({**kept["about"], "seeds": list(kept["numbers"])},))
+    return Found(**{**kept, "made": tuple(kept["made"])})
+
+
+def _added(before: Found, found: Found) -> Found:
+    """What was known of a cell and what a command found; a seed stays with the command that first gave its number."""
+    new = {seed for seed, numbers in found.numbers.items() if before.numbers.get(seed) != numbers}
+    origins: list[dict[str, Any]] = []
+    for made, theirs in ((before.made, before.numbers.keys() - new), (found.made, new)):
+        for origin in made:
+            seeds = [seed for seed in origin["seeds"] if seed in theirs]
+            same = next((known for known in origins if {**known, "seeds": 0} == {**origin, "seeds": 0}), None)
+            if same is not None:  # a command that saves after every run
+                same["seeds"] = sorted({*same["seeds"], *seeds}, key=int)
+            elif seeds:
+                origins.append({**origin, "seeds": seeds})
+    numbers, curves = {**before.numbers, **found.numbers}, {**before.curves, **found.curves}
+    return dataclasses.replace(found, numbers=numbers, made=tuple(origins), curves=curves)
 
 
 def save(preset: Preset, results: Results, folder: Path) -> Path:
     """Adds results to those that the file has, seed by seed."""
     kept = load(preset, [folder])
     for name, found in results.items():
-        before = kept[name].numbers if name in kept else {}
-        kept[name] = dataclasses.replace(found, numbers={**before, **found.numbers})
+        kept[name] = _added(kept[name], found) if name in kept else found
     cells = {name: dataclasses.asdict(found) for name, found in kept.items()}
     folder.mkdir(parents=True, exist_ok=True)
     about = {"preset": preset.name, "title": preset.title, "paper": preset.paper, "reduced": preset.reduced}

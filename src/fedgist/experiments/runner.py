@@ -21,7 +21,7 @@ from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, model_card, provenance, results, trained
+from fedgist.experiments import artifacts, finishing, model_card, provenance, results, trained
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig, is_own
@@ -156,7 +156,8 @@ class _Run:
         except MixedModels as error:
             raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
         self.test = executor.place.put(inputs.test)
-        self.engine = make(self.method, inputs, config, executor)
+        self.make, self.engine = make, make(self.method, inputs, config, executor)
+        self.finishing = finishing.method(config, self.method, self.engine.state) if config.finish else None
 
     def go(self) -> Result:
         with self.under_way():
@@ -182,7 +183,8 @@ class _Run:
                 if saved is not None:
                     self.engine.restore(saved["engine"])
                 self.watch.clients()
-                self.progress.start(self.title, self.engine.rounds_done, self.config.rounds)
+                whole = self.config.rounds + (self.finishing is not None)
+                self.progress.start(self.title, self.engine.rounds_done, whole)
                 try:
                     yield
                 finally:
@@ -205,14 +207,19 @@ class _Run:
         self.watch.images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
+        self._write_row(report, seconds, last or (self.config.eval_every > 0 and done % self.config.eval_every == 0))
+        if self.folder is not None and (last or done % self.config.checkpoint_every == 0):
+            self.folder.save_checkpoint(done, self.engine.snapshot(), self.engine.ledger.position())
+
+    def _write_row(self, report: RoundReport, seconds: float, judged: bool) -> None:
         row: dict[str, Any] = {
-            "round": done,
+            "round": self.engine.rounds_done,
             "seconds": round(seconds, 6),
             "answered": report.answered,
             "skipped": report.skipped,
         }
         missing = dict(report.missing)
-        if last or (self.config.eval_every and done % self.config.eval_every == 0):
+        if judged:
             row |= self._evaluate()
             self.watch.states(self.engine)
             missing |= self.engine.missing
@@ -222,9 +229,23 @@ class _Run:
         self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
-            if last or done % self.config.checkpoint_every == 0:
-                self.folder.save_checkpoint(done, self.engine.snapshot(), self.engine.ledger.position())
         self.progress.round(row)
+
+    def _finish_features(self) -> None:
+        """One more round, of another method: the head of the model that the rounds made, from sums over all data.
+
+        It has no checkpoint of its own: a run that is stopped here has all its rounds, and does this again.
+        """
+        start, ledger = time.perf_counter(), self.engine.ledger
+        at_once = dataclasses.replace(self.config, delay=0)  # no later round could hear a late reply
+        method = finishing.method(self.config, self.method, self.engine.state)
+        engine = self.make(method, self.inputs, at_once, self.engine.executor)
+        engine.ledger, engine.rounds_done = ledger, self.engine.rounds_done
+        report = engine.run_round()
+        if report.skipped is not None:
+            raise FedgistError(f"the finish was not made: {report.skipped}; go on with {self._again}")
+        self.engine = engine
+        self._write_row(report, time.perf_counter() - start, judged=True)
 
     def _evaluate(self) -> dict[str, Any]:
         try:
@@ -238,7 +259,7 @@ class _Run:
         """Says in the folder what runs; returns the last checkpoint, if any."""
         inputs = self.inputs
         held = {"clients": inputs.counts, "classes": inputs.task.classes, "sha256": inputs.sha256}
-        where, what = provenance.environment(self.config.device), provenance.about(self.method)
+        where, what = provenance.environment(self.config.device), provenance.about(self.method, self.finishing)
         saved = folder.open(configs.dump(self.config), held, inputs.parts, where, what)
         self.rows = folder.rows()
         return saved
@@ -250,16 +271,18 @@ class _Run:
         return Ledger(folder.ledger, run_name(self.config), self.config.record, folder.transcript, position)
 
     def finish(self) -> Result:
-        state, folder = tree.to(self.engine.state, "cpu"), self.folder
+        if self.finishing is not None:
+            self._finish_features()
+        state, folder, method = tree.to(self.engine.state, "cpu"), self.folder, self.engine.method
         path = None if folder is None else folder.path
-        result = results.summarise(self.config.method, self.rows, state, self.method.weights(state), path)
+        result = results.summarise(self.config.method, self.rows, state, method.weights(state), path)
         made = trained.collect(self.engine, self.config, self.inputs, self.test)
         if folder is None or is_own(self.config.model):  # a caller's module cannot be built from its files
             result = dataclasses.replace(result, trained=made)
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(self.config, provenance.about(self.method), made, result)
+                card = model_card.text(self.config, provenance.about(self.method, self.finishing), made, result)
                 write_text(folder.card, card)
             about = {
                 "dataset": self.config.dataset,
@@ -281,8 +304,7 @@ class _Run:
     @property
     def _again(self) -> str:
         """What goes on with this run, in its folder."""
-        assert self.folder is not None
-        if not self.folder.started:
+        if self.folder is None or not self.folder.started:
             return "the same command"
         if self.config.dataset == OWN or is_own(self.config.model):
             return "the same call and resume=True"

@@ -28,6 +28,7 @@ from fedgist.engines.engine import Engine
 from fedgist.experiments.config import OWN, RunConfig, is_own, model_spec
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
+from fedgist.features import Ground, LinearModel, from_text
 from fedgist.learning.evaluation import accuracy
 
 WIDEST, MOST_INPUTS, MOST_CLASSES = 2**15, 2**26, 2**20
@@ -96,25 +97,25 @@ class Trained:
 def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tensor, Tensor]) -> dict[str, Trained]:
     """The server's model where it is a whole one, and those that the clients in this process keep, by their names."""
     method, state = engine.method, engine.state
-    found: list[tuple[str, str, Params, tuple[Tensor, Tensor] | None]] = []
+    found: list[tuple[str, Model, str, Params, tuple[Tensor, Tensor] | None]] = []
     server = method.weights(state)
     if server is not None and server.keys() == method.model.shapes.keys():
-        found.append((SERVER, method.task.model, server, test))
+        found.append((SERVER, method.model, method.task.model, server, test))
     for me in engine.clients():
         w = method.client_weights(me, method.weights(state, me.info["model"]) or {})
         if w is not None:
-            found.append((me.id, me.info["model"], w, me.data.test))
-    nets = method.task.models
-    tests = {name: accuracy(nets[spec], w, some) for name, spec, w, some in found if some and len(some[1])}
+            found.append((me.id, method.model_of(me), me.info["model"], w, me.data.test))
+    tests = {name: accuracy(net, w, some) for name, net, _, w, some in found if some and len(some[1])}
     scores = dict(zip(tests, engine.executor.drive(list(tests.values())), strict=True))
     made = {}
-    for name, spec, w, samples in found:
+    for name, net, spec, w, samples in found:
         about = describe(
             method.task,
             spec,
+            net,
             class_names=inputs.names or None,
             columns=inputs.columns or None,
-            method=config.method,
+            method=config.method if config.finish is None else f"{config.method}, finished with {config.finish}",
             dataset=config.dataset,
             client=None if name == SERVER else name,
             seed=config.seed,
@@ -122,7 +123,7 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             accuracy=scores.get(name),
             measured_on=_measured_on(config, 0 if samples is None else len(samples[1]), name != SERVER),
         )
-        made[name] = Trained(about, nets[spec], tree.to(w, "cpu"))
+        made[name] = Trained(about, net, tree.to(w, "cpu"))
     return made
 
 
@@ -133,12 +134,13 @@ def _measured_on(config: RunConfig, images: int, own: bool) -> str:
     return f"{images} {kind} images of {config.dataset}{some}{seen}"
 
 
-def describe(task: Task, spec: str, **others: Any) -> About:
+def describe(task: Task, spec: str, net: Model, **others: Any) -> About:
     """What follows from the task and an architecture in it, with what else there is to say."""
     name, options = model_spec(spec)
+    whole = OWN if is_own(spec) else models.spell_out(name, **options)
     return About(
-        model=OWN if is_own(spec) else models.spell_out(name, **options),
-        module=task.models[spec].name,
+        model=net.spec.format(net=whole.replace(":", ";")) if isinstance(net, LinearModel) else whole,
+        module=net.name,
         input_shape=tuple(task.shape),
         classes=task.classes,
         low=_finite(task.low),
@@ -211,9 +213,25 @@ def _blank(about: About, own: nn.Module | None, path: Path) -> nn.Module:
         return copy.deepcopy(own)
     if own is not None:
         raise FedgistError(f"{path} is of the model {about.model}, which is built in: leave out module")
-    name, options = model_spec(about.model)
-    net = models.build(name, about.input_shape, about.classes, **options)
+    net = _linear(about, path) if about.model.startswith("gist:") else _built(about, about.model)
     return models.as_module(net, {key: torch.zeros(shape) for key, shape in net.shapes.items()})
+
+
+def _built(about: About, spec: str) -> Model:
+    name, options = model_spec(spec)
+    return models.build(name, about.input_shape, about.classes, **options)
+
+
+def _linear(about: About, path: Path) -> Model:
+    """A linear model on features, of which those of a net say which net."""
+    shape, low, high = about.input_shape, about.low or (), about.high or ()
+
+    def ground(net: str) -> Ground:
+        if net == OWN:
+            raise FedgistError(f"{path} is about features of your own module {about.module}: only its run can use it")
+        return Ground((shape[0], shape[1], shape[2]), low, high, _built(about, net))
+
+    return from_text(model_spec(about.model)[1], ground)
 
 
 def normalising(module: nn.Module, about: About) -> nn.Module:

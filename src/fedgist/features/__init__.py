@@ -3,8 +3,25 @@
 from fedgist.features.feature_map import Beside, FeatureMap, drawn
 from fedgist.features.fourier import Fourier
 from fedgist.features.linear_model import LinearModel
-from fedgist.features.model_features import ModelFeatures
+from fedgist.features.maps import Ground, Sizes, build, from_text, learned, linear_model
+from fedgist.features.model_features import LearnedFeatures, ModelFeatures
 from fedgist.features.moments import Moments
 from fedgist.features.scattering import Scattering
 
-__all__ = ["Beside", "FeatureMap", "Fourier", "LinearModel", "ModelFeatures", "Moments", "Scattering", "drawn"]
+__all__ = [
+    "Beside",
+    "FeatureMap",
+    "Fourier",
+    "Ground",
+    "LearnedFeatures",
+    "LinearModel",
+    "ModelFeatures",
+    "Moments",
+    "Scattering",
+    "Sizes",
+    "build",
+    "drawn",
+    "from_text",
+    "learned",
+    "linear_model",
+]

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedgist.core.message import Params
 from fedgist.core.task import Batches
 from fedgist.core.work import Pool
-from fedgist.features.linear_model import LinearModel
+from fedgist.features.feature_map import FeatureMap
+from fedgist.features.linear_model import centred
 from fedgist.learning.ridge import triangle
 
 
@@ -21,25 +22,27 @@ class Moments:
     With `mirrored`, a sample is itself and its mirror image, each with half the weight.
     """
 
-    model: LinearModel
+    features: FeatureMap
     classes: int
+    clip: float
+    """C: what is longer is shortened to it; 0 leaves features as they are."""
     mirrored: bool = False
 
     def first(self, plan: Batches, pool: Pool, w: Params) -> tuple[Tensor, Tensor]:
         """Σ φ(x) and Σ y."""
         like = pool["x"]
-        features, labels = self._zeros(like, self.model.features.size), self._zeros(like, self.classes)
+        features, labels = self._zeros(like, self.features.size), self._zeros(like, self.classes)
         for x, y, weight in self._batches(plan, pool):
-            features = features + weight @ self.model.features(w, x)
+            features = features + weight @ self.features(w, x)
             labels = labels + weight @ y
         return features, labels
 
     def second(self, plan: Batches, pool: Pool, w: Params, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Σ z zᵀ as its upper triangle, and Σ z (y − 1/c)ᵀ."""
-        size = self.model.features.size
+        size = self.features.size
         products, targets = self._zeros(pool["x"], size, size), self._zeros(pool["x"], size, self.classes)
         for x, y, weight in self._batches(plan, pool):
-            z = self.model.centred(w, mean, x)
+            z = centred(self.features(w, x), mean, self.clip)
             weighted = (z * weight[:, None]).T
             products = products + weighted @ z
             targets = targets + weighted @ (y - 1 / self.classes)
@@ -49,7 +52,7 @@ class Moments:
         """How many samples each of several W [candidates, features, classes] gets right, and how many there are."""
         correct = self._zeros(pool["x"], len(weights) + 1)
         for index, mask in zip(plan["index"], plan["mask"], strict=True):
-            scores = self.model.centred(w, mean, pool["x"][index]) @ weights + intercept
+            scores = centred(self.features(w, pool["x"][index]), mean, self.clip) @ weights + intercept
             right = (scores.argmax(2) == pool["y"][index]).to(mask.dtype)
             correct = correct + torch.cat([right @ mask, mask.sum()[None]])
         return correct.long()

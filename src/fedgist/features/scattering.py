@@ -98,6 +98,8 @@ class Scattering:
         return {"filters": morlet(self.orientations)}
 
     def __call__(self, w: Params, x: Tensor) -> Tensor:
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():  # how many parts there are would be part of it
+            return self._part(w["filters"], x)
         return torch.cat([self._part(w["filters"], part) for part in x.split(PART[x.device.type])])
 
     def _part(self, filters: Tensor, x: Tensor) -> Tensor:

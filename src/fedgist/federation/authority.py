@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedgist.federation.kits import FederationFolder
 
 KEY = "roster.key"
+ISSUED = "replaced.json"
 ANNOUNCED = "announced"
 """In the federation's folder: what sites have announced as their keys, one file a site."""
 
@@ -51,12 +52,10 @@ def update(federation: "FederationFolder", files: Iterable[Path] = ()) -> tuple[
     before = {member.name: member for member in known.members}
     members = []
     for member in _members(federation, before):
-        found_keys = announced.get(member.name)
-        if found_keys and found_keys.certificate != member.certificate:
+        new = announced.get(member.name, member)
+        if new.keys != member.keys and new.certificate != member.certificate:
             refused.append(f"keys of {member.name}: signed with a certificate that has been replaced")
-        elif found_keys:
-            member = found_keys
-        members.append(member)
+        members.append(new if new.certificate == member.certificate else member)
     if tuple(members) == known.members:
         return known, refused
     return _publish(federation, roster.make(known.number + 1, known.federation, members)), refused
@@ -73,7 +72,7 @@ def keep_announcement(federation: "FederationFolder", site: str, data: bytes) ->
     if member.name != site:
         raise FedgistError(f"site {site} announces the keys of {member.name}")
     known = load(federation)
-    if site in known and known[site] == member:
+    if site in known and known[site].keys == member.keys:
         return False
     with storage.replacing(federation.path / ANNOUNCED / f"{site}.keys") as draft:
         draft.write_bytes(data)
@@ -92,12 +91,49 @@ def _publish(federation: "FederationFolder", signed: Roster) -> Roster:
 
 def _members(federation: "FederationFolder", before: Mapping[str, Member]) -> list[Member]:
     """The sites with the certificates that they have now, and the keys that the last roster gave them."""
-    state = json.loads((federation.authority / "fedgist" / "state" / "cert.json").read_text(encoding="utf-8"))
     found = []
     for site in federation.sites:
-        certificate = keys.fingerprint(x509.load_pem_x509_certificate(state[site]["cert"].encode("ascii")))
+        certificate = keys.fingerprint(certificate_of(federation, site))
         found.append(replace(before.get(site, Member(site, certificate)), certificate=certificate))
     return found
+
+
+def certificate_of(federation: "FederationFolder", subject: str) -> x509.Certificate:
+    """The certificate that the authority gave a member last."""
+    known = json.loads(_state(federation).read_text(encoding="utf-8"))
+    return x509.load_pem_x509_certificate(known[subject]["cert"].encode("ascii"))
+
+
+def forget(federation: "FederationFolder", subjects: Iterable[str]) -> None:
+    """Have the next provisioning give these members new certificates; which they had is kept, for a revocation."""
+    known = json.loads(_state(federation).read_text(encoding="utf-8"))
+    replaced = issued(federation)
+    for subject in subjects:
+        replaced.setdefault(subject, []).append(keys.fingerprint(certificate_of(federation, subject)).hex())
+        del known[subject]
+    _write(federation.authority / ISSUED, json.dumps(replaced, indent=1).encode())
+    _write(_state(federation), json.dumps(known).encode())
+    _state(federation).chmod(0o600)
+
+
+def issued(federation: "FederationFolder") -> dict[str, list[str]]:
+    """The certificates that members had before, by their SHA-256."""
+    path = federation.authority / ISSUED
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def root_days(federation: "FederationFolder") -> int:
+    """For how many days the authority's certificate was made; 0 where there is none yet."""
+    if not _state(federation).is_file():
+        return 0
+    known = json.loads(_state(federation).read_text(encoding="utf-8"))
+    root = x509.load_pem_x509_certificate(known["root_cert"].encode("ascii"))
+    return (root.not_valid_after_utc - root.not_valid_before_utc).days
+
+
+def _state(federation: "FederationFolder") -> Path:
+    """Where NVFlare's provisioning keeps the certificates that it has made, and their keys."""
+    return federation.authority / "fedgist" / "state" / "cert.json"
 
 
 def _signing_key(federation: "FederationFolder", make: bool = False) -> Ed25519PrivateKey:

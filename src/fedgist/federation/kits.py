@@ -10,12 +10,12 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgist import methods
+from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.federation.protocol.policy import COMMON, Policy
 from fedgist.options import Option, options, toml_value
@@ -86,31 +86,47 @@ def new(
         raise FedgistError(f"{path} exists already; name a new folder")
     if not HOST.fullmatch(server):
         raise FedgistError(f"the server must be a host name that all sites can reach, not {server!r}")
+    check_sites(server, sites)
+    if not 0 < port < 2**16:
+        raise FedgistError(f"--port must be from 1 to 65535, not {port}")
+    federation = FederationFolder(path, server, port, tuple(sorted(sites)))
+    with provisioned(federation) as produced:
+        shutil.move(produced / server, federation.server_kit)
+        shutil.move(produced / ADMIN, federation.admin_kit)
+        for site in federation.sites:
+            make_kit(federation, site, produced, rules)
+    _settle_server(federation.server_kit)
+    authority.found(federation)
+    save(federation)  # last: it says that all is there
+    return federation
+
+
+def check_sites(server: str, sites: Sequence[str]) -> None:
+    """Refuses names that sites of a federation cannot have."""
     for site in sites:
         if not NAME.fullmatch(site):
             raise FedgistError(f"a site's name has small letters, digits and dashes, as in hospital-a, not {site!r}")
     if len(set(sites)) < len(sites) or not sites:
         raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
-    if not 0 < port < 2**16:
-        raise FedgistError(f"--port must be from 1 to 65535, not {port}")
     if server in sites or "server" in sites:
         raise FedgistError("a site and the server cannot have the same name")
-    federation = FederationFolder(path, server, port, tuple(sorted(sites)))
-    produced = _provision(federation.authority, server, sites, port)
-    (path / "sites").mkdir()
-    shutil.move(produced / server, federation.server_kit)
-    shutil.move(produced / ADMIN, federation.admin_kit)
-    for site in federation.sites:
-        shutil.move(produced / site, federation.kit(site))
-        _close_site(federation.kit(site))
-        (federation.kit(site) / "policy.toml").write_text(policy_text(rules or Policy()), encoding="utf-8")
-    _settle_server(federation.server_kit)
-    authority.found(federation)
-    told = {"server": server, "port": port, "sites": federation.sites}
+
+
+def make_kit(federation: FederationFolder, site: str, produced: Path, rules: Policy | None = None) -> None:
+    """A site's kit from what NVFlare has made for it, with `rules` as the policy to begin with."""
+    federation.kit(site).parent.mkdir(exist_ok=True)
+    shutil.move(produced / site, federation.kit(site))
+    _close_site(federation.kit(site))
+    (federation.kit(site) / "policy.toml").write_text(policy_text(rules or Policy()), encoding="utf-8")
+
+
+def save(federation: FederationFolder) -> None:
+    """Write down who belongs to a federation, and how it is run."""
+    told = {"server": federation.server, "port": federation.port, "sites": federation.sites}
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in told.items())
-    (path / "README.md").write_text(_readme(federation), encoding="utf-8")
-    (path / "federation.toml").write_text(text, encoding="utf-8")  # last: it says that all is there
-    return federation
+    for name, content in (("README.md", _readme(federation)), ("federation.toml", text)):
+        with storage.replacing(federation.path / name) as draft:
+            draft.write_text(content, encoding="utf-8")
 
 
 def allow_job(kit: Path) -> None:
@@ -149,31 +165,41 @@ def _ranges(table: str, about: str, method: str, known: Iterable[Option], rules:
     return "\n".join(lines) + "\n"
 
 
-def _provision(work: Path, server: str, sites: Sequence[str], port: int) -> Path:
-    """Run NVFlare's provisioning; returns the folder of what it made."""
+@contextlib.contextmanager
+def provisioned(federation: FederationFolder) -> Iterator[Path]:
+    """Run NVFlare's provisioning; gives the folder of what it made, which is gone afterwards: keys lie in it.
+
+    What the authority has vouched for before stays as it was, so that only what is new has to be taken from there.
+    """
     try:
         from nvflare.lighter.provision import prepare_builders, prepare_packager, prepare_project
         from nvflare.lighter.provisioner import Provisioner
     except ImportError:
         raise FedgistError("a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'") from None
+    work, port = federation.authority, federation.port
+    days = authority.root_days(federation) or ROOT_DAYS
     builders: list[dict[str, Any]] = [
         {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
         {"path": "nvflare.lighter.impl.static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
-        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": ROOT_DAYS}},
+        {"path": "nvflare.lighter.impl.cert.CertBuilder", "args": {"root_valid_days": days}},
         {"path": "nvflare.lighter.impl.signature.SignatureBuilder", "args": {}},
     ]
     who: list[dict[str, Any]] = [
-        {"name": server, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port},
+        {"name": federation.server, "type": "server", "org": ORGANISATION, "fed_learn_port": port, "admin_port": port},
         {"name": ADMIN, "type": "admin", "org": ORGANISATION, "role": "project_admin"},
-        *({"name": site, "type": "client", "org": ORGANISATION} for site in sites),
+        *({"name": site, "type": "client", "org": ORGANISATION} for site in federation.sites),
     ]
     project = {"api_version": 3, "name": PROJECT, "description": "", "participants": who, "builders": builders}
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o700)  # the authority's private key is in it
     with contextlib.redirect_stdout(io.StringIO()):
         made = Provisioner(str(work), prepare_builders(project), prepare_packager(project))
         made.provision(prepare_project(project))
-    return work / PROJECT / "prod_00"
+    produced = max((work / PROJECT).glob("prod_*"))
+    try:
+        yield produced
+    finally:
+        shutil.rmtree(produced)
 
 
 def _close_site(kit: Path) -> None:

@@ -3,10 +3,12 @@
 Used as a program: python -m fedgist.federation.listener server, client or fedgist, with the arguments of that program.
 """
 
+import hashlib
 import logging
 import runpy
 import ssl
 import sys
+from pathlib import Path
 
 from fedgist.federation.processes import end_with_parent
 
@@ -18,8 +20,14 @@ PROGRAMS = {
 }
 
 
+REVOKED = "revoked"
+"""In the server's kit: the SHA-256 of each certificate that is not accepted any more, whose it was, and since when."""
+
+
 class Watched(ssl.SSLObject):
-    """A TLS connection that logs why its handshake failed."""
+    """A TLS connection that logs why its handshake failed, and does not accept a certificate that was revoked."""
+
+    kit = Path()
 
     def do_handshake(self) -> None:
         try:
@@ -29,11 +37,22 @@ class Watched(ssl.SSLObject):
         except ssl.SSLError as error:
             log.warning(f"refused a connection: its certificate is not of this federation ({error.reason})")
             raise
+        if self.server_side and (whose := revoked(self.kit, self.getpeercert(binary_form=True) or b"")):
+            log.warning(f"refused a connection: the certificate of {whose} has been revoked")
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "certificate revoked")
+
+
+def revoked(kit: Path, certificate: bytes) -> str:
+    """Whose revoked certificate this is; nothing if it is none. Read each time, so that a revocation holds at once."""
+    path, digest = kit / REVOKED, hashlib.sha256(certificate).hexdigest()
+    known = [line.split() for line in path.read_text("ascii").splitlines()] if path.is_file() else []
+    return next((whose for one, whose, _ in known if one == digest), "")
 
 
 if __name__ == "__main__":
     end_with_parent()
     program = PROGRAMS[sys.argv.pop(1)]
     if program == PROGRAMS["server"]:
+        Watched.kit = Path(sys.argv[sys.argv.index("-m") + 1])
         ssl.SSLContext.sslobject_class = Watched
     runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -28,6 +28,9 @@ AT_SITE = {
 AT_SERVER = {
     r"New client (\S+)@\S+ joined": "site {0} is here",
     r"Re-activate the client: (\S+)": "site {0} is here again",
+    r"Client: (\S+) already registered. Re-login": "site {0} is here again",
+    r"Client Name:(\S+) left": "site {0} has left",
+    r"Client (\S+) disabled": "site {0} is shut out",
     r"client:(\S+): already registered with another token": "site {0} is connected twice: its kit runs on two machines",
     r"INFO - Server started": "the server is ready; Ctrl-C ends it",
     FEDGIST: "{0}",

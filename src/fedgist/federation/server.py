@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import re
 import socket
 import tempfile
 import time
@@ -12,8 +13,8 @@ from typing import Any
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
-from fedgist.experiments.progress import Progress
-from fedgist.federation import authority, kits, processes, runs
+from fedgist.experiments.progress import Progress, Several
+from fedgist.federation import authority, kits, membership, processes, records, runs
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
@@ -26,10 +27,33 @@ log = logging.getLogger("fedgist")
 def start(federation: FederationFolder, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
     _check_port(federation)
-    say(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
+    presence = records.Presence(federation.path)
     command = processes.server(federation.server_kit, kits.ORGANISATION)
-    with processes.only_one(federation.server_kit) as lock:
-        return processes.watch(command, processes.AT_SERVER, say, lock)
+    with (
+        processes.only_one(federation.server_kit) as lock,
+        records.logged(federation.path / "logs" / "server.log", say) as write,
+    ):
+
+        def tell(line: str) -> None:
+            write(line)
+            if found := re.fullmatch(r"site (\S+) (is here|is here again|has left|is shut out)", line):
+                presence.note(found[1], found[2].startswith("is here"))
+
+        presence.clear()
+        for one in membership.endings(federation):
+            if one.warning:
+                tell(f"warning: {one.warning}")
+        tell(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
+        return processes.watch(command, processes.AT_SERVER, tell, lock)
+
+
+def shut_out(federation: FederationFolder, site: str) -> bool:
+    """End the connection of a site that was revoked, if the server is running here; True if that was done."""
+    if not processes.in_use(federation.server_kit):
+        return False
+    with _in_words(federation), contextlib.closing(_session(federation)) as session:
+        session.disable_client(site)
+    return True
 
 
 def _check_port(federation: FederationFolder) -> None:
@@ -55,16 +79,24 @@ def run(
     progress: Progress,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
-    return runs.run(
-        federation.sites,
-        lambda: connected(federation, wait),
-        config,
-        out,
-        resume,
-        patience,
-        progress,
-        Members(federation),
-    )
+    known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
+    recorder = records.Recorder(federation.path, known.folder.path.name, known.folder.path)
+    try:
+        result = runs.run(
+            federation.sites,
+            lambda: connected(federation, wait),
+            known,
+            out,
+            resume,
+            patience,
+            Several(progress, recorder),
+            Members(federation),
+        )
+    except BaseException as error:
+        recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
+        raise
+    recorder.end(records.FINISHED)
+    return result
 
 
 class Members:
@@ -102,15 +134,11 @@ class Members:
 @contextlib.contextmanager
 def connected(federation: FederationFolder, wait: float) -> Iterator[FlareTransport]:
     """A job on the federation's server that carries envelopes, with those sites that are there."""
-    from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of its errors is said below
     with contextlib.ExitStack() as stack:
         transport = FlareTransport()
         stack.callback(transport.close)
         with _in_words(federation):
-            with contextlib.redirect_stdout(io.StringIO()):  # it greets
-                session = new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=30.0)
+            session = _session(federation)
             stack.callback(session.close)
             there = _await_sites(federation, session, wait)
             for site in sorted(set(federation.sites) - there):
@@ -122,6 +150,15 @@ def connected(federation: FederationFolder, wait: float) -> Iterator[FlareTransp
             stack.callback(_end_job, session, job, transport)
             _await_job(session, job, transport)
         yield transport
+
+
+def _session(federation: FederationFolder) -> Any:
+    """NVFlare's administration of a running server."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of its errors is said in our words
+    with contextlib.redirect_stdout(io.StringIO()):  # it greets
+        return new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=30.0)
 
 
 @contextlib.contextmanager

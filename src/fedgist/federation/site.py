@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.federation import kits, processes, site_models, site_setup
+from fedgist.federation import kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import keys, policy, roster
 from fedgist.federation.protocol.flare_transport import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
@@ -62,12 +62,15 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     if settings.model:
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
-    (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
-    say(f"site {name}: {len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}")
-    say(_summary(rules, kit))
-    say(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
-    with processes.only_one(kit) as lock:
-        return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, say, lock)
+    with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
+        (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
+        images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
+        tell(f"site {name}: {images}")
+        tell(_summary(rules, kit))
+        tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
+        if warning := _ending(kit, name).warning:
+            tell(f"warning: {warning}")
+        return processes.watch(processes.client(kit, name, kits.ORGANISATION), processes.AT_SITE, tell, lock)
 
 
 def status(kit: Path) -> list[str]:
@@ -75,6 +78,9 @@ def status(kit: Path) -> list[str]:
     name, (host, port) = _identity(kit)
     lines = [f"site {name} of the server {host}:{port}; {'running' if processes.in_use(kit) else 'not running'}"]
     lines.append(_summary(_rules(kit), kit))
+    end = _ending(kit, name)
+    lines.append(f"its certificate ends on {end.end:%Y-%m-%d}")
+    lines += [f"warning: {end.warning}"] * bool(end.warning)
     audit = kit / "fedgist" / "audit.jsonl"
     notes = [json.loads(line) for line in audit.read_text("utf-8").splitlines()] if audit.is_file() else []
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
@@ -82,6 +88,10 @@ def status(kit: Path) -> list[str]:
     for note in [note for note in notes if note.get("refused")][-LAST:]:
         lines.append(f"{note['time']} refused: {note['why']}")
     return lines
+
+
+def _ending(kit: Path, name: str) -> membership.Ending:
+    return membership.ending(name, kit / "startup" / "client.crt")
 
 
 def _rules(kit: Path) -> policy.Policy:

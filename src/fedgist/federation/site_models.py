@@ -31,6 +31,7 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
     about = trained.describe(
         task,
         start.model,
+        net,
         class_names=None,
         columns=None,
         method=start.method,

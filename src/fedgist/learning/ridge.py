@@ -81,3 +81,14 @@ class Ridge:
     def best(self, samples: int, spread: float, among: Sequence[float]) -> float:
         """The λ whose error on samples that are left out would be least."""
         return min(among, key=lambda ridge: self.leaving_out(ridge, samples, spread))
+
+
+def ridge_of(text: str) -> float:
+    """A λ that is given as a number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise FedgistError(f"ridge must be sums, validation or a number above 0, not {text!r}")
+    return number

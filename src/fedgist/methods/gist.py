@@ -11,16 +11,16 @@ nor sizes, nor how many clients there are. No client trains. Once all clients ha
 Relatives: Fed3R (Fanì et al. 2024) and AFL (He et al. 2024) do this on the features of a pretrained net.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import Beside, FeatureMap, Fourier, LinearModel, ModelFeatures, Moments, Scattering, drawn
-from fedgist.learning.ridge import Ridge, symmetric
+from fedgist.features import Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
-MAPS = ("scattering", "fourier", "model")
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
 FROM_SUMS = [2.0 ** (k / 2) for k in range(-40, 21)]
 CANDIDATES = [4.0**k for k in range(-6, 4)]
@@ -30,13 +30,15 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 @dataclass(frozen=True)
 class Config:
     features: str = fg.option(
-        "scattering", "The feature map: scattering, fourier (of scattering), model (a net that never learns), or a+b."
+        "scattering",
+        "The feature map: scattering, fourier (of scattering), model (a net that never learns), learned (in a finish), "
+        "or a+b.",
     )
     grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
     scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
     orientations: int = fg.option(8, "Scattering: directions of wavelets.", low=1, high=64)
     dimensions: int = fg.option(2048, "Fourier: how many features, half of them cosines and half sines.", low=2)
-    bandwidth: float = fg.option(0.5, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
+    bandwidth: float = fg.option(1.0, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
     ridge: str = fg.option(
         "sums",
         "λ: a number, sums (generalised cross-validation on S and V) or validation (hits that clients count).",
@@ -44,7 +46,12 @@ class Config:
     held_out: int = fg.option(
         10, "With ridge=validation: every so many-th sample of a client is not learned from, but judges λ.", low=2
     )
-    clip: float = fg.option(2.0, "Bound C on the norm of centred features; from 2 on nothing is shortened.", above=0)
+    clip: float = fg.option(
+        2.0,
+        "Bound C on the norm of centred features; from 2 on nothing is shortened. 0: as they are, for features=learned "
+        "alone, so that W becomes the net's last layer.",
+        low=0,
+    )
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
@@ -52,9 +59,10 @@ class Config:
 
 @fg.message
 class Describe:
-    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map."""
+    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map, `w` the net that it is about where that learned."""
 
     seed: int
+    w: fg.Params = fg.wire(shape="learned")
 
 
 @fg.message
@@ -110,42 +118,48 @@ class Gist(fg.Method[Config]):
         | {"orientations": 4, "dimensions": 16, "ridge": "validation", "clip": 0.4, "batch": 64},
     }
 
-    def __init__(self, config: Config, task: fg.Task):
+    def __init__(self, config: Config, task: fg.Task, w: fg.Params | None = None):
+        """`w` is what a net has learned, for the server: its clients are told."""
         super().__init__(config, task)
-        parts = tuple(self.feature_map(name) for name in config.features.split("+"))
-        self.linear = LinearModel(parts[0] if len(parts) == 1 else Beside(parts), config.clip)
-        self.moments = Moments(self.linear, task.classes, config.mirrored)
+        self.net, self.w = task.models[task.model], w or {}
+        sizes = Sizes(config.grid, config.scales, config.orientations, config.dimensions, config.bandwidth)
+        ground = Ground(task.shape, task.low, task.high, self.net)
+        self.folded = config.clip == 0
+        if self.folded and config.features != "learned":
+            raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {config.features}")
+        self.features = build(config.features, ground, sizes, raw=self.folded)
+        self.learned = learned(config.features, self.net)
+        self.moments = Moments(self.features, task.classes, config.clip, config.mirrored)
+        self.linear = linear_model(config.features, ground, sizes)
         self.validated = config.ridge == "validation"
-        self.fixed_ridge = None if config.ridge in ("sums", "validation") else positive(config.ridge)
+        self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
         if not self.validated:
             self.handlers = {request: found for request, found in self.handlers.items() if request is not Judge}
 
-    def feature_map(self, name: str) -> FeatureMap:
-        config, task = self.config, self.task
-        if name not in MAPS:
-            raise fg.unknown("feature map", name, MAPS)
-        if name == "model":
-            return ModelFeatures(self.model)
-        fixed = Scattering(task.shape, task.low, task.high, config.scales, config.orientations, config.grid)
-        return fixed if name == "scattering" else Fourier(fixed, config.dimensions // 2 * 2, config.bandwidth)
+    @property
+    def model(self) -> fg.Model:
+        """What comes out: φ, μ, C and W; or the net with another last layer."""
+        return self.net if self.folded else self.linear
 
     def bounds(self, model: str) -> fg.Bounds:
-        size, count = self.linear.features.size, len(CANDIDATES)
+        size, count = self.features.size, len(CANDIDATES)
         sizes = {"features": size, "triangle": size * (size + 1) // 2, "candidates": count, "counts": count + 1}
-        return {**super().bounds(model), **sizes}
+        return {**super().bounds(model), **sizes, "learned": self.net.shapes if self.learned else {}}
 
     # The server
 
     def server_init(self, rng: fg.Rng) -> fg.State:
-        size, classes = self.linear.features.size, self.task.classes
+        if self.learned and not self.w:
+            raise fg.FedgistError("features = learned is for a finish: run a method with --finish gist")
+        size, classes = self.features.size, self.task.classes
         fitted = {"mean": torch.zeros(size), "weight": torch.zeros(size, classes), "intercept": torch.zeros(classes)}
-        return {"seed": rng("features").seed, **fitted, "ridge": torch.zeros(()), "answered": 0}
+        return {"seed": rng("features").seed, "w": self.w, **fitted, "ridge": torch.zeros(()), "answered": 0}
 
     async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
         if state["answered"] == len(fed.ids):  # everybody's sums are in it: asked again, they would say the same
             return state
         seed: int = state["seed"]
-        described = await fed.ask(fed.ids, Describe(seed), First)
+        described = await fed.ask(fed.ids, Describe(seed, state["w"]), First)
         first, n = described.sum, max(1, described.sum.samples)
         mean, prior = first.features / n, first.labels / n
         centre = Centre(seed, self.on_wire(mean))
@@ -155,53 +169,61 @@ class Gist(fg.Method[Config]):
         if self.fixed_ridge is not None:
             ridge = self.fixed_ridge
         elif self.validated:
-            ridge = await self.most_hits(classifier, centre, prior, fed)
+            ridge = await self.most_hits(classifier, centre, prior, multiplied.ids, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             spread = n * (1 - prior.square().sum().item())
             ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        return {
-            "seed": seed,
-            **fitted,
-            "ridge": torch.tensor(ridge, dtype=torch.float64),
-            "answered": len(multiplied),
-        }
+        chosen = torch.tensor(ridge, dtype=torch.float64)
+        return {**state, **fitted, "ridge": chosen, "answered": len(multiplied)}
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
         """What to choose λ from: never below what rounding on the wire may have done to S."""
         least = classifier.rounding(WIRES[self.config.wire])
         return [max(least, classifier.scale * factor) for factor in factors]
 
-    async def most_hits(self, classifier: Ridge, centre: Centre, prior: Tensor, fed: fg.Federation) -> float:
+    async def most_hits(
+        self, classifier: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation
+    ) -> float:
         """The candidate with the most hits on held-out samples; of equals the strongest."""
         ridges = self.ridges(classifier, CANDIDATES)
         weights = torch.stack([classifier.weights(ridge) for ridge in ridges])
         request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
-        correct = (await fed.ask(fed.ids, request, Hits)).sum.correct[:-1].tolist()
+        correct = (await fed.ask(ids, request, Hits)).sum.correct[:-1].tolist()
         return max(zip(correct, ridges, strict=True))[1]
 
     async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
-        fitted = {f"gist.{name}": state[name] for name in ("mean", "weight", "intercept")}
-        return await fg.scores(self.linear, {**self.public(state["seed"]), **fitted}, test)
+        return await fg.scores(self.model, self.weights(state), test)
+
+    def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
+        mean, weight, intercept = state["mean"], state["weight"], state["intercept"]
+        if self.folded:  # (φ − μ) W + ȳ = φ W + (ȳ − μ W)
+            last = self.net.classifier
+            return {**state["w"], f"{last}.weight": weight.T, f"{last}.bias": intercept - mean @ weight}
+        fixed = {f"features.{name}": value.to(weight) for name, value in self.public(state["seed"], state["w"]).items()}
+        clip = torch.tensor(self.config.clip).to(weight)
+        return {**fixed, "head.mean": mean, "head.clip": clip, "head.weight": weight, "head.bias": intercept}
 
     # A client
 
     @fg.handler
     async def describe(self, me: fg.Site, msg: Describe) -> First:
-        features, labels = await fg.compute(self.moments.first, self.plan(me), me.data.pool, self.public(msg.seed))
+        me.state["w"] = msg.w
+        work = self.plan(me), me.data.pool, self.public(msg.seed, msg.w)
+        features, labels = await fg.compute(self.moments.first, *work)
         return First(int(labels.sum().round()), self.on_wire(features), self.on_wire(labels))
 
     @fg.handler
     async def multiply(self, me: fg.Site, msg: Centre) -> Second:
-        work = self.plan(me), me.data.pool, self.public(msg.seed), msg.mean
+        work = self.plan(me), me.data.pool, self.public(msg.seed, me.state["w"]), msg.mean
         products, targets = await fg.compute(self.moments.second, *work)
         wire = WIRES[self.config.wire]
         return Second(products.to(wire), targets.to(wire))
 
     @fg.handler
     async def judge(self, me: fg.Site, msg: Judge) -> Hits:
-        work = self.plan(me, held_out=True), me.data.pool, self.public(msg.seed), msg.mean, msg.weights, msg.intercept
-        return Hits(await fg.compute(self.moments.hits, *work))
+        work = self.plan(me, held_out=True), me.data.pool, self.public(msg.seed, me.state["w"])
+        return Hits(await fg.compute(self.moments.hits, *work, msg.mean, msg.weights, msg.intercept))
 
     def plan(self, me: fg.Site, held_out: bool = False) -> dict[str, Tensor]:
         """Batches of what a client learns from, or of what it holds out: all samples, some of them under mask 0."""
@@ -212,21 +234,11 @@ class Gist(fg.Method[Config]):
         aside = plan["index"] % self.config.held_out == self.config.held_out - 1
         return {**plan, "mask": plan["mask"] * (aside == held_out)}
 
-    def public(self, seed: int) -> fg.Params:
-        """What the feature map computes with."""
-        return drawn(self.linear.features, seed)
+    def public(self, seed: int, w: fg.Params) -> fg.Params:
+        """What the feature map computes with: known from a seed, and what was learned."""
+        names = zip(self.learned, self.net.shapes, strict=False)
+        return {**drawn(self.features, seed), **{there: w[here] for there, here in names}}
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""
         return total.to(fg.float64 if self.config.wire == "float64" else fg.float32)
-
-
-def positive(text: str) -> float:
-    """A ridge that is given as a number."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise fg.FedgistError(f"ridge must be sums, validation or a number above 0, not {text!r}")
-    return number

@@ -10,9 +10,9 @@ winning, as far as its method knows them. Cells with the same options share one 
     until    only rounds up to this one are looked at; 0 is all
     against  the cell that an efficiency is compared with
 
-`values` has the paper's numbers, row by row, `claims` what it concludes from them, as in "ours > FedAvg", `small` what
-is changed for a laptop (`only` leaves out cells), `why` what there is to say where our numbers differ. A folder of more
-such files may be named in the environment variable FEDGIST_PRESETS.
+`values` has the paper's numbers, row by row, `claims` what it concludes from them, as in "ours > FedAvg" (`claims.py`
+says what else they may be), `small` what is changed for a laptop (`only` leaves out cells), `why` what there is to say
+where our numbers differ. A folder of more such files may be named in the environment variable FEDGIST_PRESETS.
 """
 
 import dataclasses
@@ -28,6 +28,8 @@ from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
+from fedgist.experiments.claims import Claim
+from fedgist.experiments.claims import read as read_claim
 from fedgist.experiments.config import RunConfig, method_options
 from fedgist.options import Role, having, options
 
@@ -79,8 +81,7 @@ class Preset:
     paper: str
     seeds: int
     cells: tuple[Cell, ...]
-    claims: tuple[tuple[str, str, str], ...]
-    """(row, > or <, row)."""
+    claims: tuple[Claim, ...]
     why: str
     scale: str = "full"
     reduced: tuple[str, ...] = ()
@@ -139,18 +140,19 @@ def _preset(name: str, table: Mapping[str, Any], file: Mapping[str, Any], scale:
         else {**file.get("small", {}), **table.get("small", {})}
     )
     only = small.pop("only", "")
+    every = [cell for part in parts for cell in _cells(name, part, common, table.get("tolerance"))]
     cells, reduced = [], {}
-    for part in parts:
-        for cell in _cells(name, part, common, table.get("tolerance")):
-            if scale == "small":
-                if not matches(cell, only):
-                    continue
-                cell, changes = _scaled(cell, small)
-                reduced.update(dict.fromkeys(changes))
-            cells.append(cell)
+    for cell in every:
+        if scale == "small":
+            if not matches(cell, only):
+                continue
+            cell, changes = _scaled(cell, small)
+            reduced.update(dict.fromkeys(changes))
+        cells.append(cell)
     if scale == "small" and only:
         reduced[f"only cells with {only} in their names"] = None
-    claims = tuple(_claim(name, text, cells) for text in table.get("claims", ()))
+    rows, columns = {cell.row for cell in every}, {cell.column for cell in every}
+    claims = tuple(read_claim(name, text, rows, columns) for text in table.get("claims", ()))
     about = {"title": table["title"], "paper": file.get("paper", ""), "why": table.get("why", "")}
     return Preset(
         name,
@@ -216,17 +218,6 @@ def _scaled(cell: Cell, small: Mapping[str, Any]) -> tuple[Cell, list[str]]:
 
 def _word(value: Any) -> str:
     return "none" if value is None else str(value)
-
-
-def _claim(name: str, text: str, cells: list[Cell]) -> tuple[str, str, str]:
-    for sign in (" > ", " < "):
-        left, found, right = text.partition(sign)
-        if found:
-            rows = {cell.row for cell in cells}
-            if cells and not {left, right} <= rows:
-                raise FedgistError(f"preset {name}: the claim {text!r} speaks of rows that there are not")
-            return left, sign.strip(), right
-    raise FedgistError(f"preset {name}: a claim is written ROW > ROW, not {text!r}")
 
 
 def _printed(value: Any) -> tuple[float | None, float | None]:

@@ -1,8 +1,8 @@
 """Envelopes: what travels between a server and a site on a real network: who and when in JSON, then a message's bytes.
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
-message); it sends back an `Introduction`, `Ready`, a `Reply`, or a `Refusal` that says why not. Like messages,
-envelopes are checked field by field before anything is made of them, and nothing in them is executed.
+message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
+messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed.
 
 The protocol has a version. A field that came later says with `since` when, and what its absence means; whoever speaks
 the version before is not sent it, so that server and sites need not be updated on one day.
@@ -62,6 +62,8 @@ class Start:
     options: dict[str, Any]
     task: dict[str, Any]
     protocol: int = since(2, PROTOCOL, 1)
+    layer: str = since(2, "", "")
+    """What lies between a site's reply and what the server gets of it, in JSON; empty where nothing does."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Request:
     state: str
     """The version to start from; empty is the first state."""
     keep: list[str]
+    invited: int = since(2, 0, 0)
+    """How many bytes of the message are the layer's invitation, which comes first."""
 
     @property
     def version(self) -> str:
@@ -99,6 +103,15 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Unfitting:
+    """No answer yet, because a field does not fit what the layer's invitation says; what it needs."""
+
+    field: str
+    needed: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Refusal:
     """No answer, because the site's policy forbids it (`refused`) or because something failed."""
 
@@ -106,7 +119,7 @@ class Refusal:
     why: str
 
 
-Header = Question | Introduction | Start | Ready | Request | Reply | Refusal
+Header = Question | Introduction | Start | Ready | Request | Reply | Unfitting | Refusal
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header)}
 
 

@@ -5,6 +5,7 @@ their field or is out of all proportion is that site's failure, is said so by na
 Peer-to-peer topologies are not for this engine: it is the server.
 """
 
+import json
 import logging
 import math
 import secrets
@@ -25,6 +26,7 @@ from fedgist.core.method import Method
 from fedgist.core.task import Task
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits, outliers
+from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
     PROTOCOL,
@@ -36,6 +38,7 @@ from fedgist.federation.protocol.envelope import (
     Reply,
     Request,
     Start,
+    Unfitting,
     seal,
     unseal,
 )
@@ -96,8 +99,9 @@ class RemoteEngine(Engine):
         ledger: Ledger | None = None,
         patience: Patience | None = None,
         protocols: Mapping[str, int] | None = None,
+        layer: Layer | None = None,
     ):
-        super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info)
+        super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.transport, self.patience = transport, patience or Patience()
         self.protocols = protocols or {}
         """The version of the protocol that a site speaks, where that is not the one here."""
@@ -136,12 +140,14 @@ class RemoteEngine(Engine):
     def snapshot(self) -> Tree:
         """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""
         self._kept = [*self._kept[-1:], dict(self.versions)]
-        return {"round": self.rounds_done, "states": self.states, "run": self.run, "versions": dict(self.versions)}
+        where = {"round": self.rounds_done, "run": self.run, "layer": self.layer.snapshot()}
+        return {**where, "states": self.states, "versions": dict(self.versions)}
 
     def restore(self, snapshot: Tree) -> None:
         self.rounds_done, self.run = snapshot["round"], snapshot["run"]
         self.states, self.versions = self._put(snapshot["states"]), dict(snapshot["versions"])
         self._kept, self._started = [dict(self.versions)], False
+        self.layer.restore(snapshot.get("layer", {}))  # checkpoints from before have none
 
     def digest(self) -> str:
         return storage.digest([self.rounds_done, self.states])
@@ -174,25 +180,63 @@ class RemoteEngine(Engine):
             self._start()
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
         requests, headers = {}, {}
-        for name in sorted(set(ask.to) - self.gone.keys()):
+        asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
+        invited = self.layer.invite(self.here, ask.reply, asked)
+        invitation = self._invitation(invited)
+        for name in asked:
             self.handler(ask, name)
             msg, model = ask.to[name], self.info[name]["model"]
             if (key := (id(msg), model)) not in packed:
                 leaves = self.codecs[model].pack(msg)
                 packed[key] = leaves, to_bytes(type(msg), leaves)
             self.count(SERVER, name, "down", type(msg), packed[key][0])
-            headers[name] = self._request(name, tag_of(type(msg)))
-            requests[name] = seal(headers[name], packed[key][1])
+            self.count_invitation(SERVER, name, invited)
+            headers[name] = self._request(name, tag_of(type(msg)), len(invitation))
+            requests[name] = seal(headers[name], invitation + packed[key][1], self.protocols.get(name, PROTOCOL))
         answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
-        replies = self._replies(ask, headers, answers)
+        unfit: dict[str, Unfit] = {}
+        replies = self._replies(ask, headers, answers, unfit)
         for name, leaves in replies.items():
-            self.count(name, SERVER, "up", ask.reply, leaves)
+            self.count(name, SERVER, "up", self.layer.form.travels(ask.reply), leaves)
+        if self.layer.mend(ask.reply, unfit.values()):
+            return self._ask(ask)
+        for name, error in unfit.items():
+            self._miss(name, f"cannot answer: {error}")
+        answered = self.answers(ask, replies, {}, self._trip)
         self.exchange += 1
         self.answered = min(self.answered, len(replies))
-        return self.answers(ask, replies, {})
+        return answered
 
-    def _replies(self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes]) -> dict[str, Leaves]:
-        """The replies that can be used; where one made a new version of a site's state, that is now its working one."""
+    def _invitation(self, leaves: Leaves) -> bytes:
+        return to_bytes(self.layer.form.invitation, leaves) if self.layer.form.invitation else b""
+
+    def _trip(self, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
+        """Carry the layer's own messages to sites; who does not answer one is not in what comes back."""
+        headers = {id: self._request(id, tag_of(request)) for id in messages}
+        for id, leaves in sorted(messages.items()):
+            self.count(SERVER, id, "down", request, leaves)
+        sealed = {id: seal(headers[id], to_bytes(request, leaves)) for id, leaves in messages.items()}
+        found: dict[str, Leaves] = {}
+        for id, data in sorted(self._exchange(sealed, len(sealed)).items()):
+            try:
+                header, payload = _open(data, Reply)
+                if (header.run, header.version) != (headers[id].run, headers[id].version):
+                    raise WireError("it answers another request")
+                found[id] = self.codec_of(id).read(reply, payload)
+            except (SiteFailure, WireError) as error:
+                self._miss(id, f"did not help to open the sum: {error}")
+            else:
+                self.count(id, SERVER, "up", reply, found[id])
+        return found
+
+    def _replies(
+        self, ask: Ask, headers: Mapping[str, Request], answers: Mapping[str, bytes], unfit: dict[str, Unfit]
+    ) -> dict[str, Leaves]:
+        """The replies that can be used; where one made a new version of a site's state, that is now its working one.
+
+        Into `unfit` goes who could not wrap its reply.
+        """
+        travelling = self.layer.form.travels(ask.reply)
         changed: dict[str, str] = {}
         replies: dict[str, Leaves] = {}
         for id, data in sorted(answers.items()):
@@ -200,26 +244,28 @@ class RemoteEngine(Engine):
                 header, payload = _open(data, Reply)
                 if (header.run, header.version) != (headers[id].run, headers[id].version):
                     raise WireError("it answers another request")
-                replies[id] = self.codec_of(id).read(ask.reply, payload)
+                replies[id] = self.codec_of(id).read(travelling, payload)
+            except Unfit as error:
+                unfit[id] = error
             except SiteFailure as failure:
                 self._miss(id, str(failure))
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
                 changed |= {id: header.version} if header.changed else {}
-        for id in misfits(ask.reply, replies):
+        for id in misfits(travelling, replies):
             self._miss(id, f"sent {tag_of(ask.reply)} in another shape than the others")
             del replies[id]
-        for id, what in outliers(ask.reply, replies, self.patience.max_norm).items():
+        for id, what in outliers(travelling, replies, self.patience.max_norm).items():
             self._miss(id, f"sent {tag_of(ask.reply)} with {what}; more than {self.patience.max_norm:g} is --max-norm")
             del replies[id]
         self.working |= {id: version for id, version in changed.items() if id in replies}
         return replies
 
-    def _request(self, id: str, tag: str) -> Request:
+    def _request(self, id: str, tag: str, invited: int = 0) -> Request:
         keep = {version for kept in [*self._kept, self.versions] if (version := kept.get(id))}
         state = self.working.get(id, self.versions.get(id, ""))
-        return Request(self.run, self.round, self.phase, self.exchange, tag, state, sorted(keep))
+        return Request(self.run, self.round, self.phase, self.exchange, tag, state, sorted(keep), invited)
 
     def _exchange(self, requests: Mapping[str, bytes], enough: int) -> dict[str, bytes]:
         """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""
@@ -256,6 +302,7 @@ class RemoteEngine(Engine):
                     model=self.info[id]["model"],
                     options={name: getattr(self.method.config, name) for name in options(self.method.config)},
                     task=describe(self.method.task),
+                    layer=json.dumps(told) if (told := self.layer.describe()) else "",
                 ),
                 protocol=self.protocols.get(id, PROTOCOL),
             )
@@ -329,6 +376,8 @@ def _open(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
     """The envelope, if it is of that kind; a refusal becomes the error that it tells."""
     header: Header
     header, payload = unseal(data)
+    if isinstance(header, Unfitting):
+        raise Unfit(plain(header.why), header.field, header.needed)
     if isinstance(header, Refusal):
         raise SiteFailure(f"{REFUSED}{header.why}" if header.refused else header.why)
     if not isinstance(header, kind):

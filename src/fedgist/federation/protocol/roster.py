@@ -43,6 +43,10 @@ class Member:
     """X25519, with which others make a secret that only it can make, too."""
 
     @property
+    def keys(self) -> tuple[bytes, bytes]:
+        return self.signing, self.agreement
+
+    @property
     def enrolled(self) -> bool:
         return bool(self.signing)
 

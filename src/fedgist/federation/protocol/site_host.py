@@ -15,13 +15,14 @@ from typing import Any
 
 from fedgist import storage
 from fedgist.core import tree
-from fedgist.core.codec import Codec, to_bytes
+from fedgist.core.codec import Codec, Leaves, to_bytes
 from fedgist.core.federation import Site
 from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
+from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
@@ -35,6 +36,7 @@ from fedgist.federation.protocol.envelope import (
     Reply,
     Request,
     Start,
+    Unfitting,
     seal,
     unseal,
 )
@@ -46,10 +48,20 @@ log = logging.getLogger("fedgist")
 Prepare = Callable[[Start], tuple[Method, ClientData]]
 """Builds the method of a run and loads the site's data for it."""
 
+MakeLayer = Callable[[Start, Path], SiteLayer]
+"""Makes a site's half of what lies between its replies and the server; the folder is the run's."""
+
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
 PHASES = ("round", "evaluation")
+
+
+def plain_layer(start: Start, folder: Path) -> SiteLayer:
+    """Replies travel as they are."""
+    if start.layer:
+        raise Refused("the run wants secure sums, for which this site has no keys")
+    return PlainSite()
 
 
 class States:
@@ -84,15 +96,31 @@ class States:
 class SiteRun:
     """One run, as a site takes part in it."""
 
-    def __init__(self, id: str, start: Start, method: Method, data: ClientData, executor: Executor, folder: Path):
+    def __init__(
+        self,
+        id: str,
+        start: Start,
+        method: Method,
+        data: ClientData,
+        executor: Executor,
+        folder: Path,
+        layer: SiteLayer,
+    ):
         self.id, self.start, self.method, self.data, self.executor = id, start, method, data, executor
-        self.codec = Codec(method.bounds(start.model), executor.place)
+        self.layer = layer
+        self.codec = Codec({**method.bounds(start.model), **layer.form.bounds}, executor.place)
         self.handlers = {tag_of(handler.request): handler for handler in method.handlers.values()}
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
         self._judged = self._last_judged()[0].state if self.heard.is_file() else ""
 
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        here = Exchange(header.run, header.phase, header.round, header.exchange)
+        for request, own in self.layer.form.own.items():
+            if header.type == tag_of(request):
+                answered = self.layer.answer(here, request, self.codec.read(request, payload))
+                return Reply(header.run, header.version, tag_of(own), False), to_bytes(own, answered)
+        invitation, payload = self._invitation(payload[: header.invited]), payload[header.invited :]
         if header.type not in self.handlers or header.phase not in PHASES:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
@@ -103,15 +131,22 @@ class SiteRun:
         (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
         if isinstance(reply, SiteFailure):
             raise reply
-        packed = to_bytes(handler.reply, self.codec.pack(reply))
+        wrapped = self.layer.wrap(here, invitation, handler.reply, self.codec.pack(reply))
+        travels = self.layer.form.travels(handler.reply)
+        packed = to_bytes(travels, wrapped)
         if changed := not tree.same(site.state, before):
             self.states.put(header.version, site.state)
         if header.phase == "evaluation":
             with storage.replacing(self.heard) as draft:
-                draft.write_bytes(seal(header, payload))
+                draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header.state
         self.states.forget_all_but({header.version, header.state, *header.keep, self._judged})
-        return Reply(header.run, header.version, tag_of(handler.reply), changed), packed
+        return Reply(header.run, header.version, tag_of(travels), changed), packed
+
+    def _invitation(self, data: bytes) -> Leaves:
+        """What the layer goes by; a server that leaves it out wants the reply itself."""
+        kind = self.layer.form.invitation
+        return self.codec.read(kind, data) if kind else {}
 
     @property
     def heard(self) -> Path:
@@ -152,8 +187,9 @@ class SiteHost:
         policy: Policy | None = None,
         model: str = "",
         enrol: Enrol = lambda roster: b"",
+        layer: MakeLayer = plain_layer,
     ):
-        self.id, self.folder, self.prepare, self.executor = id, folder, prepare, executor
+        self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
@@ -237,7 +273,8 @@ class SiteHost:
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        return SiteRun(self.id, start, method, here, self.executor, self._folder(start.run))
+        folder = self._folder(start.run)
+        return SiteRun(self.id, start, method, here, self.executor, folder, self.layer(start, folder))
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -250,8 +287,10 @@ class SiteHost:
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
-    def _refusal(self, error: Exception) -> Refusal:
+    def _refusal(self, error: Exception) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
+        if isinstance(error, Unfit):
+            return Unfitting(error.field, error.needed, plain(str(error)))
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
         if isinstance(error, (Refused, WireError, SiteFailure)):

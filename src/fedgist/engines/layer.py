@@ -1,0 +1,126 @@
+"""What lies between a site's packed reply and what the asker gets of all replies; `Plain` is nothing.
+
+A layer has two halves. The site's wraps a packed reply into the message that travels in its place; the asker's says
+what goes along with the requests, and makes the sum of what came back, for which it may send the sites messages of its
+own. An engine knows a layer by these two alone; in one process it holds both.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgist.core.codec import Leaves, add_up
+from fedgist.core.message import Bounds
+from fedgist.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which exchange this is; both ends know it."""
+
+    run: str
+    phase: str
+    round: int
+    number: int
+
+    @property
+    def version(self) -> str:
+        """A name for it within its run."""
+        return f"{self.phase}-{self.round:06d}-{self.number:06d}"
+
+
+Trip = Callable[[Mapping[str, Leaves], type, type], dict[str, Leaves]]
+"""Carries a message of the layer's own (of the first type) to each site; brings their answers, of the second."""
+
+
+class Unfit(ValueError):
+    """A site's reply cannot be wrapped as the asker wants it; `Layer.mend` may know how it could."""
+
+    def __init__(self, why: str, field: str = "", needed: int = 0):
+        super().__init__(why)
+        self.field, self.needed = field, needed
+
+
+@dataclass(frozen=True)
+class Form:
+    """What both halves agree on: which messages travel."""
+
+    travels: Callable[[type], type] = lambda reply: reply
+    """The message that travels in place of a reply."""
+    invitation: type | None = None
+    """The message that goes along with every request, if any."""
+    own: Mapping[type, type] = field(default_factory=dict)
+    """The messages that the asker's half sends the sites' halves, and what answers each."""
+    bounds: Bounds = field(default_factory=dict)
+    """Sizes in all of these."""
+
+
+class SiteLayer(ABC):
+    """Abstract: the half at a site."""
+
+    form = Form()
+
+    @abstractmethod
+    def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
+        """What travels in place of a packed reply, or `Unfit`."""
+
+    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
+        """The answer to a message of the layer's own."""
+        raise NotImplementedError(f"{type(self).__name__} is asked nothing")
+
+
+class Layer(ABC):
+    """Abstract: the half at the asker."""
+
+    form = Form()
+    title = ""
+    """What a report calls it; empty where nothing is hidden."""
+
+    def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
+        """Which of these sites are asked."""
+        return ids
+
+    def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
+        """The invitation that goes along with the requests to these sites."""
+        return {}
+
+    def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
+        """Whether asking all again, with another invitation, may help; the layer remembers with which."""
+        return False
+
+    @abstractmethod
+    def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
+        """The sum of the additive fields over what travelled, or `TooFewAnswers`."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """What a site elsewhere is told, to make the other half; empty where there is none."""
+        return {}
+
+    @abstractmethod
+    def site(self, id: str) -> SiteLayer:
+        """The other half, where the site is in this process."""
+
+    def snapshot(self) -> Tree:
+        """What a run that goes on has to know."""
+        return {}
+
+    def restore(self, snapshot: Tree) -> None:  # noqa: B027 - most have nothing to remember
+        """Go on from there."""
+
+
+class PlainSite(SiteLayer):
+    """No layer: the packed reply travels."""
+
+    def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
+        return leaves
+
+
+class Plain(Layer):
+    """No layer: the asker adds up what travelled."""
+
+    def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
+        return add_up(reply, replies.values())
+
+    def site(self, id: str) -> SiteLayer:
+        return PlainSite()

@@ -1,0 +1,83 @@
+"""Feature maps by their names, alone or side by side as in `model+scattering`, and linear models on them by a text."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.task import Model
+from fedgist.features.feature_map import Beside, FeatureMap
+from fedgist.features.fourier import Fourier
+from fedgist.features.linear_model import LinearModel
+from fedgist.features.model_features import LearnedFeatures, ModelFeatures
+from fedgist.features.scattering import Scattering
+
+NAMES = ("scattering", "fourier", "model", "learned")
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What maps are made for: images of this shape and range, and the net that `model` and `learned` are about."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    net: Model
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large they are, and how wide the kernel of `fourier` is."""
+
+    grid: int
+    scales: int
+    orientations: int
+    dimensions: int
+    bandwidth: float
+
+
+def build(names: str, ground: Ground, sizes: Sizes, raw: bool = False) -> FeatureMap:
+    """The map that `a+b` names; with `raw`, learned features are of any norm."""
+    parts = tuple(_one(name, ground, sizes, raw) for name in names.split("+"))
+    return parts[0] if len(parts) == 1 else Beside(parts)
+
+
+def _one(name: str, ground: Ground, sizes: Sizes, raw: bool) -> FeatureMap:
+    if name not in NAMES:
+        raise unknown("feature map", name, NAMES)
+    if name == "model":
+        return ModelFeatures(ground.net)
+    if name == "learned":
+        return LearnedFeatures(ground.net, raw)
+    fixed = Scattering(ground.shape, ground.low, ground.high, sizes.scales, sizes.orientations, sizes.grid)
+    return fixed if name == "scattering" else Fourier(fixed, sizes.dimensions // 2 * 2, sizes.bandwidth)
+
+
+def learned(names: str, net: Model) -> dict[str, tuple[int, ...]]:
+    """What a map computes with that no seed stands for, under the names that it has there."""
+    parts = names.split("+")
+    if "learned" not in parts:
+        return {}
+    prefix = "" if len(parts) == 1 else f"{parts.index('learned')}."
+    return {f"{prefix}{name}": shape for name, shape in net.shapes.items()}
+
+
+def linear_model(names: str, ground: Ground, sizes: Sizes) -> LinearModel:
+    """The classifier on such a map; where its text has {net}, whoever writes it down says which net that is."""
+    made = {"grid": sizes.grid, "scales": sizes.scales, "orientations": sizes.orientations}
+    needed = {"scattering": made, "fourier": {**made, "dimensions": sizes.dimensions}}
+    told = {key: value for name in names.split("+") for key, value in needed.get(name, {"net": "{net}"}).items()}
+    spec = ":".join(["gist", f"features={names}", *(f"{key}={value}" for key, value in told.items())])
+    features, extra = build(names, ground, sizes), tuple(learned(names, ground.net).items())
+    return LinearModel(features, ground.shape, ground.net.classes, extra, spec)
+
+
+def from_text(options: Mapping[str, Any], ground: Callable[[str], Ground]) -> LinearModel:
+    """The linear model that such a text is of; `ground` is made for the net that it names, its colons as semicolons."""
+    told = dict(options)
+    names, net = str(told.pop("features", "")), str(told.pop("net", "mlp")).replace(";", ":")
+    for key, value in told.items():
+        if key not in ("grid", "scales", "orientations", "dimensions") or not isinstance(value, int) or value < 1:
+            raise FedgistError(f"a linear model on features has no {key} = {value}")
+    sizes = Sizes(**{"grid": 4, "scales": 2, "orientations": 8, "dimensions": 2, **told}, bandwidth=1.0)
+    return linear_model(names, ground(net), sizes)

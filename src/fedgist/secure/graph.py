@@ -1,0 +1,85 @@
+"""The sites of one exchange: who shares masks with whom, how many shares open them, what they are all bound to."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedgist.secure.shamir import Bytes
+
+COMPLETE = 50
+"""Up to so many sites all share masks with all; above, each with `DEGREE` others."""
+DEGREE = 32
+
+
+def threshold(sites: int) -> int:
+    """⌊2n/3⌋ + 1: so many must be in a sum, and so many shares open a mask."""
+    return 2 * sites // 3 + 1
+
+
+@dataclass(frozen=True)
+class Group:
+    """The sites that are asked together in one exchange."""
+
+    run: str
+    version: str
+    roster: bytes
+    """The digest of who belongs to the federation, by which keys."""
+    cohort: tuple[str, ...]
+    """In the order of their names."""
+    nonce: bytes
+
+    @cached_property
+    def context(self) -> bytes:
+        """What keys, seals and signatures of this exchange are bound to."""
+        words = [self.run, self.version, self.roster.hex(), self.nonce.hex(), *self.cohort]
+        return hashlib.sha256("\n".join(words).encode()).digest()
+
+    def near(self, site: str) -> tuple[str, ...]:
+        """A site and those that it shares masks with, in the order of their names."""
+        return self._near[site]
+
+    @cached_property
+    def _near(self) -> dict[str, tuple[str, ...]]:
+        """In a large cohort the sites stand in a circle, in an order that the roster decides and not the server."""
+        if len(self.cohort) <= COMPLETE:
+            return dict.fromkeys(self.cohort, self.cohort)
+        circle = sorted(self.cohort, key=lambda name: hashlib.sha256(self.roster + name.encode()).digest())
+        half, count = DEGREE // 2, len(circle)
+        return {
+            name: tuple(sorted(circle[(at + k) % count] for k in range(-half, half + 1)))
+            for at, name in enumerate(circle)
+        }
+
+    def others(self, site: str) -> tuple[str, ...]:
+        return self._others[site]
+
+    @cached_property
+    def _others(self) -> dict[str, tuple[str, ...]]:
+        return {site: tuple(name for name in near if name != site) for site, near in self._near.items()}
+
+    def missing(self, site: str, alive: Sequence[str]) -> list[str]:
+        """Whose masks are left over in what this site sent."""
+        return [name for name in self.others(site) if name not in alive]
+
+    @property
+    def needed(self) -> int:
+        """Shares that open a site's keys."""
+        return threshold(min(len(self.cohort), DEGREE + 1) if len(self.cohort) > COMPLETE else len(self.cohort))
+
+
+def peers(sites: int) -> int:
+    """The most that a site's neighbourhood counts, itself included."""
+    return sites if sites <= COMPLETE else max(COMPLETE, DEGREE + 1)
+
+
+class CannotOpen(Exception):
+    """The sum stays closed; why."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a site sent beside its vector."""
+
+    shares: Bytes
+    commitments: Bytes

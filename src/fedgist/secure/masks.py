@@ -1,0 +1,67 @@
+"""Masks: streams of a cipher that are added to ring vectors, and the keys that they come from.
+
+X25519 (RFC 7748) gives two sites a secret, HKDF-SHA256 (RFC 5869) a key of it for one exchange, ChaCha20 (RFC 8439) the
+stream, and ChaCha20-Poly1305 seals what one site tells another through the server.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedgist.secure.ring import Vector
+
+KEY = 32
+TAG = 16
+"""Bytes by which what is sealed is longer."""
+
+
+def agree(own: X25519PrivateKey, other: bytes) -> bytes:
+    """The secret that two sites share; a public key that makes it zero for everybody is refused."""
+    return own.exchange(X25519PublicKey.from_public_bytes(other))
+
+
+def derive(secret: bytes, purpose: bytes) -> bytes:
+    """A key for one purpose."""
+    return HKDF(SHA256(), KEY, b"fedgist secure sum 1", purpose).derive(secret)
+
+
+def commit(key: bytes) -> bytes:
+    """What shows later that a key was this one, and shows nothing before."""
+    return hashlib.sha256(b"fedgist commitment 1" + key).digest()
+
+
+def stream(key: bytes, count: int) -> bytearray:
+    """So many bytes of the cipher's stream; a key makes one stream only, so that its nonce is zero."""
+    out = bytearray(count)
+    Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(bytes(count), out)
+    return out
+
+
+def mask(vectors: Mapping[str, Vector], key: bytes, sign: int) -> None:
+    """Add (1) or take away (−1) the stream of a key, in place."""
+    drawn, start = stream(key, sum(vector.nbytes for vector in vectors.values())), 0
+    for vector in vectors.values():
+        part = np.frombuffer(drawn, vector.dtype, vector.size, start)
+        (np.add if sign > 0 else np.subtract)(vector, part, out=vector)
+        start += vector.nbytes
+
+
+def seal(key: bytes, data: bytes, about: bytes) -> bytes:
+    """Data that only who has the key can read or make; a key seals once."""
+    return ChaCha20Poly1305(key).encrypt(bytes(12), data, about)
+
+
+def unseal(key: bytes, data: bytes, about: bytes) -> bytes | None:
+    """What `seal` closed; None if it was made with another key or changed."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), data, about)
+    except InvalidTag:
+        return None
