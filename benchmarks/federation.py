@@ -7,6 +7,11 @@ audit logs. An exchange lasts from its first request at a site to the first requ
 site spent between taking its request and handing out its reply is taken off: that is the client's own computation, with
 its decoding, encoding and logging. What is left is the server's part and the way there and back, four processes on one
 machine.
+
+    python benchmarks/federation.py --start 5
+
+measures instead how long a run takes to begin, from the command to the start of the run at a site, and the processor
+time of that command, which other work on the machine hardly lengthens: five short runs across sites that wait.
 """
 
 import argparse
@@ -18,6 +23,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,10 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="mnist5k", help="28×28 images: 1,000 of them are 3.1 MB")
     parser.add_argument("--port", type=int, default=8002)
+    parser.add_argument("--start", type=int, metavar="N", help="measure how long so many runs take to begin")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder) / "federation"
+        if arguments.start:
+            print(json.dumps(starts(federation, arguments.dataset, arguments.port, arguments.start), indent=1))
+            return
         run(federation, arguments.dataset, arguments.port)
         sites = [read_exchanges(log) for log in sorted(federation.glob("sites/*/fedgist/audit.jsonl"))]
     figures = {**summarise(sites), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
@@ -47,6 +58,36 @@ def run(federation: Path, dataset: str, port: int) -> None:
     command = [sys.executable, "-m", "fedgist", "federation", "sim", str(federation), "codream", *options]
     command += ["--dataset", dataset, "--model", MODEL, "--rounds", "1", "--port", str(port)]
     subprocess.run([*command, "--out", str(federation / "run")], check=True)
+
+
+def starts(federation: Path, dataset: str, port: int, runs: int) -> dict[str, Any]:
+    """Seconds until the first request of each run has come to a site, and those of the whole command."""
+    fedgist = [sys.executable, "-m", "fedgist", "federation"]
+    trial = [*fedgist, "sim", str(federation), "--dataset", dataset, "--port", str(port)]
+    with subprocess.Popen(trial, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as staying:
+        assert staying.stdout is not None
+        here = 0
+        while here < 3:
+            here += "is connected and waits" in staying.stdout.readline()
+        threading.Thread(target=staying.stdout.read, daemon=True).start()
+        figures: dict[str, list[float]] = {
+            "seconds to begin": [],
+            "processor seconds": [],
+            "whole": [],
+        }
+        for number in range(runs + 1):  # the first one also waits for the sites to be ready
+            begun, spent = time.time(), os.times()
+            command = ["run", "fedavg", "--federation", str(federation), "--dataset", dataset, "--rounds", "1"]
+            subprocess.run([*fedgist, *command, "--wait", "300", "--quiet", "--out", str(federation / f"run-{number}")])
+            lines = [json.loads(line) for line in next(federation.glob("sites/*/fedgist/audit.jsonl")).open()]
+            first = [line["time"] for line in lines if line["kind"] == "Start" and line["direction"] == "in"][-1]
+            after = os.times()
+            figures["seconds to begin"].append(datetime.fromisoformat(first).timestamp() - begun)
+            used = after.children_user + after.children_system - spent.children_user - spent.children_system
+            figures["processor seconds"].append(used)
+            figures["whole"].append(time.time() - begun)
+        staying.terminate()
+    return {name: round(statistics.median(values[1:]), 2) for name, values in figures.items()} | {"runs": runs}
 
 
 def read_exchanges(log: Path) -> dict[int, dict[str, Any]]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from fedgist.federation.protocol.remote_engine import RemoteEngine
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 import flare_toy_site
-from fedgist.federation.protocol.flare_transport import CONTROLLER, EXECUTOR, FlareServer, FlareTransport, write_job
+from fedgist.federation.protocol.flare_link import CONTROLLER, EXECUTOR, FlareServer, write_job
+from fedgist.federation.protocol.flare_transport import FlareTransport
 from toys import toy
 
 SITES = ("0", "1", "2")
@@ -25,9 +27,14 @@ SITES = ("0", "1", "2")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTransport, Path]]:
     """A job in the simulator whose sites hold the toy data, and the folder of what they keep."""
     work = tmp_path_factory.mktemp("flare")
-    transport = FlareTransport()
     paths = os.pathsep.join([str(Path(flare_toy_site.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    write_job(work / "job", transport.address, flare_toy_site.ToySite, len(SITES))
+    with tempfile.TemporaryDirectory() as folder:  # the name of a socket must be short
+        address, transport = Path(folder) / "1.link", FlareTransport(Path(folder))
+        yield from _running(work, paths, address, transport)
+
+
+def _running(work: Path, paths: str, address: Path, transport: FlareTransport) -> Iterator[tuple[FlareTransport, Path]]:
+    write_job(work / "job", str(address), "flare_toy_site.ToySite", SITES)
     (work / "simulator" / "local").mkdir(parents=True)
     allowed = ["flare_toy_site.ToySite", f"{FlareServer.__module__}.FlareServer", CONTROLLER, EXECUTOR]
     policy = {"format_version": 2, "class_allow_list": allowed}
@@ -38,9 +45,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FlareTranspo
     with (work / "log").open("wb") as log:
         simulator = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            assert transport.wait(90), (work / "log").read_text()[-3000:]
+            assert transport.wait(set(SITES), 90), (work / "log").read_text()[-3000:]
             yield transport, work / "sites"
             transport.close()
+            address.unlink()
             simulator.wait(60)
         finally:
             simulator.kill()
@@ -52,6 +60,6 @@ def test_the_simulator_gives_the_same(
     method: str, job: tuple[FlareTransport, Path], same_as_in_one_process: Callable[..., RemoteEngine]
 ) -> None:
     transport, folder = job
-    assert transport.sites == SITES
+    assert transport.sites == set(SITES)
     config, inputs = toy(method, clients=len(SITES))
     same_as_in_one_process(methods.find(method)(config.options, inputs.task), transport, inputs, folder)

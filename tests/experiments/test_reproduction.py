@@ -4,9 +4,12 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedgist.core.errors import FedgistError
+from fedgist.core.rng import Rng
+from fedgist.data import partitions
 from fedgist.experiments import presets, reproduction, reproduction_page
 from fedgist.experiments.claims import Claim, Outcome
 from fedgist.experiments.presets import Cell
@@ -73,6 +76,19 @@ def test_the_small_says_what_it_reduced() -> None:
         assert {cell.config.dataset for cell in preset.cells} <= {"mnist5k"}, preset.name
     scaffold = next(cell for cell in small["feddm/table1"].cells if cell.row == "SCAFFOLD")
     assert scaffold.config.options.server_lr == 1.0  # what is FedDM's own stays FedDM's
+
+
+def test_every_split_in_the_small_can_be_drawn() -> None:
+    """5,000 digits cannot give twenty users 260 letters each."""
+    splits = {}
+    for preset in presets.available("small").values():
+        for cell in preset.cells:
+            settings = {name: getattr(cell.config, name) for name in partitions.options(cell.config.partition)}
+            splits[cell.config.partition, cell.config.clients, str(settings)] = settings
+    labels = np.repeat(np.arange(10), 350)  # what a proxy of 500 leaves
+    for (kind, clients, _), settings in splits.items():
+        assert len(partitions.split(labels, clients, Rng(0), kind, **settings)) == clients
+    assert len(splits) > 10
 
 
 def toy(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, presets.Preset]:

@@ -10,12 +10,14 @@ from fedgist.federation import kits
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
-from fedgist.federation.protocol.flare_transport import CONTROLLER, EXECUTOR, write_job
+from fedgist.federation import conductor
+from fedgist.federation.protocol.flare_link import CONTROLLER, EXECUTOR, write_job
 from fedgist.federation.site import ProvisionedSite
 
 
 def test_a_kit_allows_what_a_job_names(tmp_path: Path) -> None:
-    write_job(tmp_path, "address", ProvisionedSite, 1)
+    assert f"{ProvisionedSite.__module__}.{ProvisionedSite.__name__}" == conductor.SITE
+    write_job(tmp_path, "address", conductor.SITE, ["east"])
     for end, allowed, nvflares in (
         ("server", kits.SERVER_CLASSES, CONTROLLER),
         ("client", kits.SITE_CLASSES, EXECUTOR),

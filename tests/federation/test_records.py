@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
+
+from typer.testing import CliRunner
+
+from fedgist.cli import app
 from fedgist.core.errors import FedgistError
 from fedgist.federation import records
 
@@ -15,7 +20,7 @@ ROW = {"round": 2, "answered": 2, "seconds": 1.5, "bytes_up": 1234567, "bytes_do
 
 
 def recorder(folder: Path, name: str = "fedavg-1") -> records.Recorder:
-    made = records.Recorder(folder, name, folder / "out")
+    made = records.Recorder(folder, folder / "runs" / name)
     made.start("a title", 1, 6)
     return made
 
@@ -79,7 +84,7 @@ def test_only_so_many_runs_are_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     times = iter(f"2026-01-0{day}T00:00:00" for day in range(1, 10))
     monkeypatch.setattr(records, "now", lambda: next(times))
     for name in ("a", "b", "c"):
-        records.Recorder(tmp_path, name, tmp_path)
+        records.Recorder(tmp_path, tmp_path / name)
     assert [record.name for record in records.load(tmp_path)] == ["c", "b"]
 
 
@@ -118,3 +123,25 @@ def test_who_is_there(tmp_path: Path) -> None:
     assert [found["east"][0], found["north"][0]] == [False, True]
     presence.clear()
     assert presence.load() == {}
+
+
+def test_a_detached_run_outlives_who_started_it_and_is_shown_again(tmp_path: Path) -> None:
+    """A stand-in for the command of a run, started by a process that ends at once."""
+    (tmp_path / "federation.toml").write_text('server = "localhost"\nport = 1\nsites = ["a"]\n')
+    program = (
+        "import time; from pathlib import Path; from fedgist.federation import records; "
+        f"made = records.Recorder(Path({str(tmp_path)!r}), Path({str(tmp_path / 'r1')!r})); "
+        "print('round 1/2', flush=True); time.sleep(1); print('round 2/2', flush=True); made.end('finished')"
+    )
+    starter = (
+        "import sys; from pathlib import Path; from fedgist.federation import records; "
+        f"folder = Path({str(tmp_path)!r}); "
+        f"records.detached(folder, folder / 'r1', [sys.executable, '-c', {program!r}])"
+    )
+    subprocess.run([sys.executable, "-c", starter], check=True)
+    shown = CliRunner().invoke(app, ["federation", "attach", str(tmp_path)])
+    assert shown.exit_code == 0 and shown.output == "round 1/2\nround 2/2\n"
+    assert records.find(tmp_path, "r1").state == records.FINISHED
+    recorder(tmp_path).end(records.FAILED, "no site is left")
+    shown = CliRunner().invoke(app, ["federation", "attach", str(tmp_path), "fedavg-1"])
+    assert shown.exit_code == 2 and "was not started with --detach" in shown.stderr

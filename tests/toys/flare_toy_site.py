@@ -23,3 +23,6 @@ class ToySite(FlareSite):
         folder = Path(os.environ["FEDGIST_TEST_SITES"]) / site
         rules = replace(TRIAL, methods=tuple(methods.available()))
         return SiteHost(site, folder, prepare, executor("sequential"), rules)
+
+    def settings(self, kit: Path) -> object:
+        return None

@@ -33,6 +33,7 @@ from fedgist.options import Role
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
     from fedgist.federation import runs as runs_across
+    from fedgist.federation.protocol.remote_engine import Patience
 
 app = typer.Typer()
 federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
@@ -83,13 +84,16 @@ def run(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
-    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is given up for this run.", "S")] = 600.0,
+    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")] = 600.0,
     enough: Annotated[float, flag("enough", "Share of the asked sites whose answers suffice.", "X")] = 1.0,
     min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin and to go on with.", "N")] = 1,
     wait: Annotated[float, flag("wait", "Seconds to wait for sites that are not there yet.", "S")] = 60.0,
     max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on without this terminal; `federation attach` shows it again.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -99,7 +103,10 @@ def run(
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
         chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
-        run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet)
+        if detach:
+            _detach(federation, chosen, out, resume)
+        else:
+            run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet)
 
 
 @federation_app.command(cls=WithSet)
@@ -119,7 +126,7 @@ def sim(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
-    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is given up for this run.", "S")] = 600.0,
+    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")] = 600.0,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -228,13 +235,33 @@ def run_across(
     from fedgist.federation import server as servers
 
     federation = kits.load(directory)
-    if not 1 <= chosen.min_sites <= len(federation.sites):
-        raise FedgistError(f"--min-sites must be from 1 to {len(federation.sites)}, not {chosen.min_sites}")
-    timeout, max_norm = _positive("timeout", chosen.timeout), _positive("max-norm", chosen.max_norm)
-    patience = servers.Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
+    patience = _patience(chosen, len(federation.sites))
     result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
     runs.show_run([result], result.folder, as_json, quiet)
+
+
+def _patience(chosen: Choices, sites: int) -> "Patience":
+    from fedgist.federation.protocol.remote_engine import Patience
+
+    if not 1 <= chosen.min_sites <= sites:
+        raise FedgistError(f"--min-sites must be from 1 to {sites}, not {chosen.min_sites}")
+    timeout, max_norm = _positive("timeout", chosen.timeout), _positive("max-norm", chosen.max_norm)
+    return Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
+
+
+def _detach(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> None:
+    """The same command in a process of its own, once what the user may have got wrong has been looked at."""
+    from fedgist.federation import kits, records
+    from fedgist.federation import runs as runs_across
+
+    federation = kits.load(directory)
+    _patience(chosen, len(federation.sites))
+    folder = runs_across.settle(federation.sites, resolver(chosen, out, resume), out, resume).folder.path
+    again = [word for word in sys.argv[1:] if word != "--detach"]
+    started = records.detached(federation.path, folder, [sys.executable, "-m", "fedgist", *again])
+    _say(f"run {started.name} goes on by itself, as process {started.process}; its log: {started.log(federation.path)}")
+    _say(f"`fedgist federation attach {directory} {started.name}` shows it; kill {started.process} stops it in order")
 
 
 def _note(line: str) -> None:

@@ -89,3 +89,20 @@ def status(directory: Folder, debug: Debug = False) -> None:
 
         for line in standing.describe(kits.load(directory)):
             typer.echo(line)
+
+
+@federation_app.command()
+def attach(
+    directory: Folder,
+    run: Annotated[str | None, typer.Argument(help="The run, as `status` names it; else the newest.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show what a detached run says, until it ends; Ctrl-C ends only the showing."""
+    with speaking(debug):
+        from fedgist.federation import kits, records
+
+        federation = kits.load(directory).path
+        found = records.find(federation, run)
+        records.follow(found.log(federation), lambda: not records.find(federation, found.name).alive, typer.echo)
+        ended = records.find(federation, found.name)
+        raise typer.Exit(0 if ended.state == records.FINISHED else 1)

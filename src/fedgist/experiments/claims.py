@@ -40,7 +40,8 @@ class Claim:
     @property
     def text(self) -> str:
         more = f", more so in {self.grows[1]} than in {self.grows[0]}" if self.grows else ""
-        return f"{self.left} {self.sign} {self.right}{more}"
+        where = f" in {self.only[0]}" if len(self.only) == 1 else ""
+        return f"{self.left} {self.sign} {self.right}{where}{more}"
 
     @property
     def level(self) -> float | None:
@@ -95,9 +96,8 @@ def read(preset: str, given: str | Mapping[str, Any], rows: Collection[str], col
     if sign is None:
         raise FedgistError(f"preset {preset}: a claim is written ROW > ROW, not {text!r}")
     left, _, right = text.partition(sign)
-    lists = {key: tuple(told.get(key, ())) for key in ("only", "but", "grows")}
-    told_of = {"headline": told.get("headline", ""), "note": told.get("note", "")}
-    claim = Claim(left, sign.strip(), right, lists["only"], lists["but"], lists["grows"], **told_of)
+    only, but, grows = (tuple(told.get(key, ())) for key in ("only", "but", "grows"))
+    claim = Claim(left, sign.strip(), right, only, but, grows, told.get("headline", ""), told.get("note", ""))
     if not {left, *(() if claim.level is not None else (right,))} <= set(rows):
         raise FedgistError(f"preset {preset}: the claim {text!r} speaks of rows that there are not")
     if not {*claim.only, *claim.but, *claim.grows} <= set(columns):

@@ -32,7 +32,7 @@ ROOT_DAYS = 3650
 """For how long the authority's certificate is valid; those of members end after NVFlare's 360 days, and are renewed."""
 SITE_CLASSES = ["fedgist.federation.site.ProvisionedSite", "nvflare.collab.runtime.executor.CollabExecutor"]
 SERVER_CLASSES = [
-    "fedgist.federation.protocol.flare_transport.FlareServer",
+    "fedgist.federation.protocol.flare_link.FlareServer",
     "nvflare.collab.runtime.controller.CollabController",
 ]
 RIGHTS = {"submit_job": "any", "manage_job": "any", "view": "any", "operate": "none"}
@@ -222,9 +222,10 @@ def _settle_server(kit: Path) -> None:
     for part in resources["components"]:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = str(kit / "store" / "jobs")
-        if part["id"] == "job_scheduler":  # a job whose driver was killed may linger, and must not be in the way
-            part["args"]["max_jobs"] = 20
+        if part["id"] == "job_scheduler":  # a job for all sites, and one for each that came later
+            part["args"]["max_jobs"] = 1000
     resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
+    resources["servers"][0]["heart_beat_timeout"] = 60  # seconds; a site is heard every ten
     _write(local / "resources.json", resources)
 
 

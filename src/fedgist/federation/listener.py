@@ -1,6 +1,6 @@
-"""Runs NVFlare's server or client, or fedgist, so that it ends with who started it; the server tells TLS refusals.
+"""Runs NVFlare's server or client, or one of ours, so that it ends with who started it; the server tells TLS refusals.
 
-Used as a program: python -m fedgist.federation.listener server, client or fedgist, with the arguments of that program.
+Used as a program: python -m fedgist.federation.listener server, client, conductor or fedgist, and their arguments.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ log = logging.getLogger("fedgist")
 PROGRAMS = {
     "server": "nvflare.private.fed.app.server.server_train",
     "client": "nvflare.private.fed.app.client.client_train",
+    "conductor": "fedgist.federation.conductor",
     "fedgist": "fedgist",
 }
 

@@ -8,6 +8,7 @@ import json
 import logging
 import logging.handlers
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -68,6 +69,10 @@ class Record:
     """Why sites were left out, in the last round where they were."""
     error: str = ""
 
+    def log(self, federation: Path) -> Path:
+        """What it says, if it was detached."""
+        return federation / "logs" / f"run-{self.name}.log"
+
     @property
     def alive(self) -> bool:
         """Whether its process is still there; one that was killed could not say that it ends."""
@@ -83,9 +88,9 @@ class Record:
 class Recorder:
     """Notes how a run goes; a listener to its progress."""
 
-    def __init__(self, federation: Path, name: str, folder: Path):
+    def __init__(self, federation: Path, folder: Path, process: int | None = None):
         self.federation = federation
-        self.record = Record(plain(name, 100), str(folder.resolve()), os.getpid(), now())
+        self.record = Record(plain(folder.name, 100), str(folder.resolve()), process or os.getpid(), now())
         self._write()
 
     def start(self, title: str, done: int, rounds: int) -> None:
@@ -168,8 +173,21 @@ def metrics(records: list[Record]) -> str:
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
+def detached(federation: Path, folder: Path, command: list[str]) -> Record:
+    """Start the command of a run apart from this terminal; what it says goes to its log."""
+    log = Record(plain(folder.name, 100), "", 0, "").log(federation)
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return Recorder(federation, folder, process.pid).record
+
+
 def follow(path: Path, ended: Callable[[], bool], say: Callable[[str], None]) -> None:
     """Say the lines of a file as they come, until what writes it has ended."""
+    if not path.is_file():
+        raise FedgistError(f"there is no {path}: that run was not started with --detach, its own terminal shows it")
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             over = ended()  # asked before the file is read to its end, so that no line is lost

@@ -1,7 +1,7 @@
 """A run across sites, whatever carries the envelopes."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedgist.experiments.progress import Progress
 from fedgist.federation.protocol.envelope import Question
 from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
 from fedgist.federation.protocol.remote_engine import (
+    Attendance,
     Introduced,
     Lost,
     Patience,
@@ -63,6 +64,16 @@ def run(
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
     with connected() as transport:
         found = _introductions(sites, known, transport, patience, membership)
+
+        def attend(absent: Collection[str]) -> Attendance:
+            """Who of the absent sites is there now, told and asked like everybody when the run began."""
+            if membership is None:
+                return Attendance()
+            here = sorted(set(absent) & set(membership.present()))
+            told = _introductions(here, known, transport, patience, membership) if here else {}
+            back = {id: one.protocol for id, one in told.items() if isinstance(one, Introduced)}
+            return Attendance(back, membership.expelled())
+
         if resume and known.folder.started:  # the server's state may hold a part for each architecture: they stay
             chosen = configs.resolve(configs.load(known.folder.config)).architectures
         else:
@@ -73,7 +84,14 @@ def run(
             protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
             seed, info = config.seed, inputs.info
             return RemoteEngine(
-                method, transport, info, seed=seed, executor=executor, patience=patience, protocols=protocols
+                method,
+                transport,
+                info,
+                seed=seed,
+                executor=executor,
+                patience=patience,
+                protocols=protocols,
+                attend=attend,
             )
 
         def load(config: RunConfig) -> Inputs:
@@ -119,6 +137,12 @@ class Membership(Protocol):
 
     def hear(self, announced: Mapping[str, bytes]) -> bool:
         """Take what sites announce as their keys; True if that made a new roster."""
+
+    def present(self) -> Collection[str]:
+        """The sites that can be asked now."""
+
+    def expelled(self) -> Mapping[str, str]:
+        """The sites that do not belong to it any more, and why."""
 
 
 def _introductions(

@@ -1,25 +1,23 @@
 """The server: NVFlare's long-lived process, and runs that are driven from here through a job on it."""
 
 import contextlib
-import io
 import logging
 import re
 import socket
-import tempfile
-import time
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress, Several
 from fedgist.federation import authority, kits, membership, processes, records, runs
+from fedgist.federation.conductor import LINKS, session_of
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import roster
-from fedgist.federation.protocol.flare_transport import FlareTransport, write_job
+from fedgist.federation.protocol.flare_transport import FlareTransport
 from fedgist.federation.protocol.remote_engine import Patience
-from fedgist.federation.site import ProvisionedSite
 
 log = logging.getLogger("fedgist")
 
@@ -27,6 +25,7 @@ log = logging.getLogger("fedgist")
 def start(federation: FederationFolder, say: processes.Say) -> int:
     """Run NVFlare's server until it is interrupted."""
     _check_port(federation)
+    kits.allow_job(federation.server_kit)
     presence = records.Presence(federation.path)
     command = processes.server(federation.server_kit, kits.ORGANISATION)
     with (
@@ -44,14 +43,35 @@ def start(federation: FederationFolder, say: processes.Say) -> int:
             if one.warning:
                 tell(f"warning: {one.warning}")
         tell(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
-        return processes.watch(command, processes.AT_SERVER, tell, lock)
+        with _conducted(federation, tell):
+            return processes.watch(command, processes.AT_SERVER, tell, lock)
+
+
+@contextlib.contextmanager
+def _conducted(federation: FederationFolder, say: processes.Say) -> Iterator[None]:
+    """Beside the server, what keeps its sites ready for runs."""
+    program = [sys.executable, "-u", "-m", "fedgist.federation.listener", "conductor"]
+    process = processes.begin([*program, str(federation.path), kits.ADMIN])
+
+    def forward() -> None:
+        assert process.stdout is not None
+        with contextlib.suppress(ValueError):  # closed while we were reading
+            for line in process.stdout:
+                if line.startswith("warning: "):
+                    say(line.rstrip())
+
+    threading.Thread(target=forward, daemon=True).start()
+    try:
+        yield
+    finally:
+        processes.end(process)
 
 
 def shut_out(federation: FederationFolder, site: str) -> bool:
     """End the connection of a site that was revoked, if the server is running here; True if that was done."""
     if not processes.in_use(federation.server_kit):
         return False
-    with _in_words(federation), contextlib.closing(_session(federation)) as session:
+    with _in_words(federation), contextlib.closing(session_of(federation.admin_kit, kits.ADMIN)) as session:
         session.disable_client(site)
     return True
 
@@ -80,18 +100,11 @@ def run(
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
-    recorder = records.Recorder(federation.path, known.folder.path.name, known.folder.path)
+    recorder = records.Recorder(federation.path, known.folder.path)
+    members = Members(federation, wait)
     try:
-        result = runs.run(
-            federation.sites,
-            lambda: connected(federation, wait),
-            known,
-            out,
-            resume,
-            patience,
-            Several(progress, recorder),
-            Members(federation),
-        )
+        listeners = Several(progress, recorder)
+        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members)
     except BaseException as error:
         recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
         raise
@@ -100,10 +113,39 @@ def run(
 
 
 class Members:
-    """The roster as the server has it: it passes on the newest, and what sites announce for the next."""
+    """Who belongs to the federation, and who is there; the server passes on rosters, and what sites announce."""
 
-    def __init__(self, federation: FederationFolder):
-        self.federation = federation
+    def __init__(self, federation: FederationFolder, wait: float):
+        self.federation, self.wait = federation, wait
+        self.transport: FlareTransport | None = None
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[FlareTransport]:
+        """What carries envelopes to those sites that are there, after some waiting for all."""
+        federation = self.federation
+        where = federation.server_kit / LINKS
+        if not processes.in_use(federation.server_kit) or not where.is_file():
+            raise FedgistError(
+                f"the server at {federation.server}:{federation.port} does not answer; start it with "
+                f"`fedgist federation start {federation.path}`"
+            )
+        with contextlib.closing(FlareTransport(Path(where.read_text(encoding="utf-8")))) as transport:
+            there = transport.wait(set(federation.sites), self.wait)
+            if not there:
+                raise FedgistError(
+                    f"no site has connected within {self.wait:g} s: start them with `fedgist site start`"
+                )
+            for site in sorted(set(federation.sites) - there):
+                log.warning(f"site {site} is not there; the run begins without it")
+            self.transport = transport
+            yield transport
+
+    def present(self) -> set[str]:
+        return self.transport.refresh() if self.transport else set()
+
+    def expelled(self) -> dict[str, str]:
+        now = kits.load(self.federation.path).sites
+        return {site: "was revoked" for site in self.federation.sites if site not in now}
 
     def roster(self) -> bytes:
         path = self.federation.path / roster.FILE
@@ -132,36 +174,6 @@ class Members:
 
 
 @contextlib.contextmanager
-def connected(federation: FederationFolder, wait: float) -> Iterator[FlareTransport]:
-    """A job on the federation's server that carries envelopes, with those sites that are there."""
-    with contextlib.ExitStack() as stack:
-        transport = FlareTransport()
-        stack.callback(transport.close)
-        with _in_words(federation):
-            session = _session(federation)
-            stack.callback(session.close)
-            there = _await_sites(federation, session, wait)
-            for site in sorted(set(federation.sites) - there):
-                log.warning(f"site {site} is not there; it can join later with --resume")
-            with tempfile.TemporaryDirectory() as folder:
-                kits.allow_job(federation.server_kit)
-                write_job(Path(folder), transport.address, ProvisionedSite, min_sites=len(there))
-                job = session.submit_job(folder)
-            stack.callback(_end_job, session, job, transport)
-            _await_job(session, job, transport)
-        yield transport
-
-
-def _session(federation: FederationFolder) -> Any:
-    """NVFlare's administration of a running server."""
-    from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of its errors is said in our words
-    with contextlib.redirect_stdout(io.StringIO()):  # it greets
-        return new_secure_session(kits.ADMIN, str(federation.admin_kit), timeout=30.0)
-
-
-@contextlib.contextmanager
 def _in_words(federation: FederationFolder) -> Iterator[None]:
     """Turns the many ways in which NVFlare says that it cannot into one sentence."""
     try:
@@ -173,37 +185,3 @@ def _in_words(federation: FederationFolder) -> Iterator[None]:
             f"the server at {federation.server}:{federation.port} does not answer ({type(error).__name__}: {error}); "
             f"start it with `fedgist federation start {federation.path}`"
         ) from error
-
-
-def _await_sites(federation: FederationFolder, session: Any, wait: float) -> set[str]:
-    """The sites that are connected: all, or those that are after so many seconds."""
-    until = time.monotonic() + wait
-    while True:
-        there = {client.name for client in session.get_connected_client_list()} & set(federation.sites)
-        if len(there) == len(federation.sites) or (time.monotonic() > until and there):
-            return there
-        if time.monotonic() > until:
-            raise FedgistError(f"no site has connected within {wait:g} s: start them with `fedgist site start`")
-        time.sleep(0.5)
-
-
-def _await_job(session: Any, job: str, transport: FlareTransport) -> None:
-    """Wait until the job's server calls back, for as long as NVFlare has not given the job up."""
-    while not transport.wait(2.0):
-        if not _alive(status := str(session.get_job_status(job))):
-            raise FedgistError(f"NVFlare could not start the job: {status}; the logs of server and sites say why")
-
-
-def _end_job(session: Any, job: str, transport: FlareTransport) -> None:
-    """The job ends when nobody drives it; NVFlare would wait for a site that died in it, so it is told not to."""
-    transport.close()
-    with contextlib.suppress(Exception):  # the server may be gone, and then so is the job
-        for _ in range(10):
-            if not _alive(str(session.get_job_status(job))):
-                return
-            time.sleep(0.5)
-        session.abort_job(job)
-
-
-def _alive(status: str) -> bool:
-    return status in ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")

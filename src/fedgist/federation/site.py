@@ -25,6 +25,10 @@ class ProvisionedSite(FlareSite):
     def make_host(self, site: str, kit: Path) -> SiteHost:
         return _host(site, kit)
 
+    def settings(self, kit: Path) -> object:
+        """What the operator may change while the site is running."""
+        return [(kit / name).read_bytes() for name in (SETTINGS, "policy.toml")]
+
 
 def _host(site: str, kit: Path) -> SiteHost:
     settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))

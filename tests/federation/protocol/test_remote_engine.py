@@ -1,6 +1,6 @@
 """A server whose sites answer in bytes: who is lost, what is a failure of one, when a run stops, what is kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ from fedgist.federation.protocol.envelope import (
     seal,
 )
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.remote_engine import Introduced, Lost, Patience, RemoteEngine, ask_introductions
+from fedgist.federation.protocol.remote_engine import (
+    Attendance,
+    Introduced,
+    Lost,
+    Patience,
+    RemoteEngine,
+    ask_introductions,
+)
 
 
 class Wire:
@@ -150,3 +157,57 @@ def test_sites_keep_what_the_last_two_snapshots_need(tmp_path: Path) -> None:
     federation.restore(snapshot)
     federation.run_round()
     assert federation.state["asked"] == {"a": 5, "b": 5, "c": 5}
+
+
+def test_a_site_that_was_lost_joins_at_the_next_round_once_it_is_back(tmp_path: Path, caplog: Any) -> None:
+    """It goes on from the state that was committed last, as if it had only missed the rounds between."""
+    wire, there = Wire(tmp_path), {"a", "b", "c"}
+    wire.spoil = lambda id, data: data if id in there else Lost("is switched off")
+    asked: list[list[str]] = []
+
+    def attend(absent: Collection[str]) -> Attendance:
+        asked.append(sorted(absent))
+        return Attendance(dict.fromkeys(set(absent) & there, PROTOCOL))
+
+    federation = engine(wire)
+    federation.attend = attend
+    federation.run_round()
+    there.discard("b")
+    assert federation.run_round().answered == 2
+    report = federation.run_round()
+    assert report.answered == 2 and report.missing == {"b": "is switched off"}
+    there.add("b")
+    report = federation.run_round()
+    assert report.answered == 3 and not report.missing and "site b is there again" in caplog.text
+    assert asked == [[], ["b"], ["b"]]
+    assert federation.state["asked"] == {"a": 4, "b": 2, "c": 4}
+
+
+def test_a_late_site_is_told_of_the_run_and_one_that_refuses_is_not_asked_for_ever(tmp_path: Path) -> None:
+    wire, there = Wire(tmp_path), {"a", "c"}
+    wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
+    wire.spoil = lambda id, data: data if id in there else Lost("is not connected")
+    federation, asked = engine(wire), []
+
+    def attend(absent: Collection[str]) -> Attendance:
+        asked.append(sorted(absent))
+        return Attendance(dict.fromkeys(set(absent) & there, PROTOCOL))
+
+    federation.attend = attend
+    federation.run_round()
+    there.add("b")
+    report = federation.run_round()
+    assert report.answered == 2 and "policy" in federation.gone["b"]
+    federation.run_round()
+    assert asked == [["b"], []]
+
+
+def test_a_site_that_was_revoked_is_left_out_from_the_next_round_on(tmp_path: Path, caplog: Any) -> None:
+    wire = Wire(tmp_path)
+    federation = engine(wire)
+    federation.run_round()
+    federation.attend = lambda absent: Attendance(expelled={"b": "was revoked", "stranger": "was revoked"})
+    for _ in range(2):
+        report = federation.run_round()
+        assert report.answered == 2 and report.missing == {"b": "was revoked"}
+    assert caplog.text.count("site b was revoked") == 1

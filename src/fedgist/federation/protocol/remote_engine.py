@@ -9,8 +9,8 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -99,11 +99,14 @@ class RemoteEngine(Engine):
         ledger: Ledger | None = None,
         patience: Patience | None = None,
         protocols: Mapping[str, int] | None = None,
+        attend: "Callable[[Collection[str]], Attendance] | None" = None,
         layer: Layer | None = None,
     ):
         super().__init__(method, info, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.transport, self.patience = transport, patience or Patience()
-        self.protocols = protocols or {}
+        self.attend = attend or (lambda absent: Attendance())
+        """Asked before each round who of the absent sites is there again, and who must go."""
+        self.protocols = dict(protocols or {})
         """The version of the protocol that a site speaks, where that is not the one here."""
         self.run = f"{method.name}-{secrets.token_hex(8)}"
         self.states = {SERVER: self._put(method.server_init(self.rng(SERVER, "init")))}
@@ -112,10 +115,13 @@ class RemoteEngine(Engine):
         self.working: dict[str, str] = {}
         self.gone: dict[str, str] = {}
         """Sites that are not asked any more, and why."""
+        self.lost: set[str] = set()
+        """Those of them that could not be reached, and are asked again once they can be."""
         self._started = False
         self._kept: list[dict[str, str]] = []
 
     def run_round(self) -> RoundReport:
+        self._take_attendance()
         self._begin("round", self.rounds_done + 1)
         role = self.method.round(tree.copy(self.states[SERVER]), self._federation(SERVER, self.ids))
         outcome = self._drive(role)
@@ -154,6 +160,28 @@ class RemoteEngine(Engine):
 
     # A round
 
+    def _take_attendance(self) -> None:
+        """Sites that came late or came back join now; those that do not belong to the federation any more leave."""
+        if not self._started:
+            return
+        found = self.attend(sorted(self.lost))
+        for id, why in found.expelled.items():
+            if id in self.ids and id not in self.gone:
+                log.warning(f"site {id} {why}; the run goes on without it")
+                self.gone[id] = why
+        back = sorted(self.lost & found.back.keys() - found.expelled.keys())
+        self.lost -= {*back, *found.expelled}
+        for id in back:
+            del self.gone[id]
+            self.protocols[id] = found.back[id]
+        if back:
+            self._begin("round", self.rounds_done + 1)
+            self._start(back)
+            for id in back:
+                if id not in self.gone:
+                    log.warning(f"round {self.round}: site {id} is there again")
+        self._check_enough()
+
     def _begin(self, phase: str, round: int) -> None:
         super()._begin(phase, round)
         self.working, self.missing = {}, dict(self.gone)
@@ -177,7 +205,7 @@ class RemoteEngine(Engine):
         if strangers := sorted(set(ask.to) - set(self.ids)):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
         if not self._started:
-            self._start()
+            self._start(self.ids)
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
         requests, headers = {}, {}
         asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
@@ -278,7 +306,8 @@ class RemoteEngine(Engine):
                 self._miss(id, "was not among the first to answer")
             elif isinstance(found, Lost):
                 self.gone[id] = found.why
-                self._miss(id, f"{found.why}; the run goes on without it, and it can join again with --resume")
+                self.lost.add(id)
+                self._miss(id, f"{found.why}; the run goes on without it until it is back")
         self._check_enough()
         return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
 
@@ -290,8 +319,8 @@ class RemoteEngine(Engine):
 
     # The beginning of a run
 
-    def _start(self) -> None:
-        """Tell all sites what this run is; those that will not or cannot take part are left out, and named."""
+    def _start(self, ids: Iterable[str]) -> None:
+        """Tell sites what this run is; those that will not or cannot take part are left out, and named."""
         self._started = True
         starts = {
             id: seal(
@@ -306,7 +335,7 @@ class RemoteEngine(Engine):
                 ),
                 protocol=self.protocols.get(id, PROTOCOL),
             )
-            for id in self.ids
+            for id in ids
             if id not in self.gone
         }
         for id, answer in self._exchange(starts, len(starts)).items():
@@ -340,6 +369,16 @@ def ask_introductions(
                 found[id] = Lost(plain(str(error)))
                 unclear += [id] if protocol == PROTOCOL and not str(error).startswith(REFUSED) else []
     return found
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who has come and who must go."""
+
+    back: Mapping[str, int] = field(default_factory=dict)
+    """Sites that can be asked again, and the version of the protocol that they speak."""
+    expelled: Mapping[str, str] = field(default_factory=dict)
+    """Sites that must not be asked any more, and why."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Keeps every site of a running server in a job that stays, so that a run finds the sites waiting.
+
+A site that comes, comes back, or was lost by its job gets a new one; the others are not disturbed by it.
+Used as a program: python -m fedgist.federation.listener conductor FEDERATION ADMIN. Nothing here needs torch.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import logging
+import socket
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedgist.federation.protocol.flare_link import read, write_job
+
+LINKS = "links"
+"""In the server's kit: the name of the folder with the sockets of the jobs that hold sites.
+
+It is a temporary one, as the name of a socket must be short, and only its user may enter it.
+"""
+SITE = "fedgist.federation.site.ProvisionedSite"
+FRESH = 25.0
+"""Seconds since a site was last heard, which is every ten, after which it is not counted on."""
+SETTLED = 1.5
+"""Seconds for which nobody else has come: sites that are started together are to share a job."""
+PATIENCE = 150.0
+"""Seconds that a job may take to begin."""
+
+
+class Conductor:
+    """Which jobs there are, and whom they hold."""
+
+    def __init__(self, federation: Path, folder: Path, session: Any):
+        self.federation, self.folder, self.session = federation, folder, session
+        self.begun: dict[Path, tuple[str, set[str], float]] = {}
+        """Jobs that have not called yet: where they will be found, their names, whom they are for, since when."""
+        self.numbers = itertools.count(1)
+        self.waiting, self.since = set[str](), 0.0
+        self.held: set[str] = set()
+        self.lost: dict[str, float] = {}
+        """When a site was lost by its job: it must have been heard since then."""
+
+    def step(self, now: float) -> None:
+        """Look who is there, and begin a job for those whom none holds."""
+        held = self._held()
+        self.lost |= dict.fromkeys(self.held - held, time.time())
+        self.held = held
+        for address, (job, _, since) in list(self.begun.items()):
+            if address.exists() or not self._alive(job) or now - since > PATIENCE:
+                del self.begun[address]
+        coming = {site for _, sites, _ in self.begun.values() for site in sites}
+        members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
+        connected = self.session.get_connected_client_list()
+        old = time.time() - FRESH
+        fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
+        missing = (fresh & members) - held - coming
+        if missing != self.waiting:
+            self.waiting, self.since = missing, now
+        if missing and (now - self.since > SETTLED or missing | held | coming >= members):
+            self._begin(missing, now)
+
+    def _begin(self, sites: set[str], now: float) -> None:
+        address = self.folder / f"{next(self.numbers)}.link"
+        with tempfile.TemporaryDirectory() as folder:
+            write_job(Path(folder), str(address), SITE, sites)
+            self.begun[address] = self.session.submit_job(folder), sites, now
+
+    def _held(self) -> set[str]:
+        """The sites that jobs hold; a job that does not answer has ended, and its socket goes."""
+        held: set[str] = set()
+        for address in self.folder.glob("*.link"):
+            try:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                    link.settimeout(10.0)
+                    link.connect(str(address))
+                    with link.makefile("rwb") as stream:
+                        held |= set(json.loads(read(stream) or b"[]"))
+            except OSError:
+                address.unlink(missing_ok=True)
+        return held
+
+    def _alive(self, job: str) -> bool:
+        return str(self.session.get_job_status(job)) in ("SUBMITTED", "APPROVED", "DISPATCHED", "RUNNING")
+
+
+def session_of(admin_kit: Path, admin: str) -> Any:
+    """NVFlare's administration of a running server."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters of its errors is said in our words
+    with contextlib.redirect_stdout(io.StringIO()):  # it greets
+        return new_secure_session(admin, str(admin_kit), timeout=30.0)
+
+
+def main(federation: Path, admin: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
+        (federation / "server" / LINKS).write_text(folder, encoding="utf-8")
+        conductor, said = None, ""
+        while True:
+            try:
+                if conductor is None:
+                    conductor = Conductor(federation, Path(folder), session_of(federation / "admin", admin))
+                elif said:
+                    conductor.session = session_of(federation / "admin", admin)
+                conductor.step(time.monotonic())
+                said = ""
+            except Exception as error:  # the server may not be up yet, or be busy: what counts is that this goes on
+                if conductor is not None and str(error) != said:
+                    print(f"warning: cannot look after the sites: {type(error).__name__}: {error}", flush=True)
+                said = str(error) or type(error).__name__
+            time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,198 @@
+"""Jobs that stay and hold sites: who gets one, what a driver's end of them does, and what is left of a dead one."""
+
+import json
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
+
+from fedgist.core.errors import FedgistError
+from fedgist.federation.conductor import Conductor
+from fedgist.federation.protocol.flare_link import read, write
+from fedgist.federation.protocol.flare_transport import FlareTransport
+from fedgist.federation.protocol.remote_engine import Lost
+
+
+class Job:
+    """What listens where a job of NVFlare would: its sites say their own name, in upper case, or nothing."""
+
+    def __init__(self, address: Path, sites: list[str]):
+        self.sites, self.silent = sites, set[str]()
+        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.door.bind(str(address))
+        self.door.listen()
+        self.links: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                link, _ = self.door.accept()
+            except OSError:
+                return
+            self.links.append(link)
+            threading.Thread(target=self._attend, args=(link,), daemon=True).start()
+
+    def _attend(self, link: socket.socket) -> None:
+        try:
+            with link.makefile("rwb") as stream:
+                write(stream, json.dumps(self.sites).encode())
+                while (order := read(stream)) is not None:
+                    for site in json.loads(order)["sites"]:
+                        sent = read(stream) or b""
+                        lost = site in self.silent
+                        write(stream, json.dumps({"site": site, "lost": lost}).encode(), b"" if lost else sent.upper())
+                    write(stream, b"{}")
+        except OSError:
+            return
+
+    def end(self) -> None:
+        self.door.shutdown(socket.SHUT_RDWR)  # who waits in accept is woken
+        self.door.close()
+        for link in self.links:
+            link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+
+@pytest.fixture
+def begin(short_folder: Path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
+
+    def make(name: str, *sites: str) -> Job:
+        jobs.append(Job(short_folder / f"{name}.link", list(sites)))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        try:
+            job.end()
+        except OSError:
+            continue
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The name of a socket has at most about 100 letters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_driver_asks_the_sites_of_all_jobs(short_folder: Path, begin: Callable[..., Job]) -> None:
+    begin("1", "a", "b")
+    transport = FlareTransport(short_folder)
+    assert transport.wait({"a", "b", "c"}, 0.2) == {"a", "b"}
+    sent = {site: site.encode() for site in "abcd"}
+    found = transport.exchange(sent, 5, 4)
+    assert found == {"a": b"A", "b": b"B", "c": Lost("is not connected"), "d": Lost("is not connected")}
+    late = begin("2", "c")
+    assert transport.refresh() == {"a", "b", "c"}
+    late.silent.add("c")
+    assert transport.exchange(sent, 5, 4)["c"] == Lost("did not answer within 5 s")
+    assert transport.sites == {"a", "b"}  # whom a job has lost, another one holds when it is back
+    begin("3", "c")
+    transport.refresh()
+    assert transport.exchange(sent, 5, 4)["c"] == b"C"
+    transport.close()
+
+
+def test_a_job_that_dies_takes_only_its_own_sites_along(short_folder: Path, begin: Callable[..., Job]) -> None:
+    first, second = begin("1", "a"), begin("2", "b")
+    transport = FlareTransport(short_folder)
+    assert transport.refresh() == {"a", "b"}
+    second.end()
+    assert transport.exchange({"a": b"a", "b": b"b"}, 5, 2) == {"a": b"A", "b": Lost("lost its connection")}
+    first.end()
+    with pytest.raises(FedgistError, match="the NVFlare server ended the job"):
+        transport.exchange({"a": b"a"}, 5, 1)
+    transport.close()
+
+
+class Session:
+    """What NVFlare knows: who was heard when, and jobs that are running."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, float] = {}
+        self.jobs: list[set[str]] = []
+
+    def get_connected_client_list(self) -> list[Any]:
+        return [SimpleNamespace(name=name, last_connect_time=when) for name, when in self.heard.items()]
+
+    def submit_job(self, folder: str) -> str:
+        named = json.loads((Path(folder) / "meta.json").read_text())["deploy_map"]["app"]
+        self.jobs.append(set(named) - {"server"})
+        return str(len(self.jobs))
+
+    def get_job_status(self, job: str) -> str:
+        return "RUNNING"
+
+
+@pytest.fixture
+def conductor(tmp_path: Path, short_folder: Path) -> Conductor:
+    (tmp_path / "federation.toml").write_text('sites = ["a", "b", "c"]\n')
+    return Conductor(tmp_path, short_folder, Session())
+
+
+def test_sites_that_come_together_share_a_job(conductor: Conductor) -> None:
+    session = conductor.session
+    session.heard = {"a": time.time(), "stranger": time.time()}
+    conductor.step(0.0)
+    session.heard["b"] = time.time()
+    conductor.step(1.0)
+    conductor.step(2.0)
+    assert session.jobs == []  # somebody else may come
+    conductor.step(3.0)
+    assert session.jobs == [{"a", "b"}]
+    session.heard["c"] = time.time()
+    conductor.step(4.0)
+    assert session.jobs == [{"a", "b"}, {"c"}]  # all are here: nobody else is waited for
+    conductor.step(10.0)
+    assert len(session.jobs) == 2
+
+
+def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:
+    session = conductor.session
+    session.heard = dict.fromkeys("abc", time.time())
+    conductor.step(0.0)
+    job = begin("1", "a", "b", "c")
+    conductor.step(1.0)
+    assert session.jobs == [{"a", "b", "c"}]
+    job.sites.remove("b")
+    for moment in (2.0, 4.0, 6.0):
+        conductor.step(moment)
+    assert len(session.jobs) == 1  # the last that was heard of it is from before it was lost
+    session.heard["b"] = time.time() + 1
+    conductor.step(8.0)
+    assert session.jobs[1:] == [{"b"}]
+
+
+def test_nobody_waits_for_a_site_that_was_not_heard_for_long(conductor: Conductor) -> None:
+    conductor.session.heard = {"a": time.time() - 60}
+    for moment in (0.0, 3.0, 6.0):
+        conductor.step(moment)
+    assert conductor.session.jobs == []
+
+
+def test_the_socket_of_a_dead_job_goes_and_its_sites_get_another(
+    conductor: Conductor, begin: Callable[..., Job], short_folder: Path
+) -> None:
+    begin("7", "a").end()
+    conductor.session.heard = {"a": time.time() + 1}
+    conductor.step(0.0)
+    conductor.step(2.0)
+    assert not (short_folder / "7.link").exists() and conductor.session.jobs == [{"a"}]
+
+
+def test_a_revoked_site_gets_no_job(conductor: Conductor, tmp_path: Path) -> None:
+    conductor.session.heard = {"b": time.time()}
+    (tmp_path / "federation.toml").write_text('sites = ["a"]\n')
+    for moment in (0.0, 3.0):
+        conductor.step(moment)
+    assert conductor.session.jobs == []
