@@ -22,6 +22,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.families.local_training import trainer
+from fedgist.options import only_images
 from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack, Training, cosine
 from fedgist.privacy.similarity import Match
@@ -77,6 +78,7 @@ def invert(
     if view == "gradient":
         training = training.as_one_step(config.options.momentum)
     update = {name: value / training.lr for name, value in seen.update.items()}
+    only_images("an attack", inputs.task.shape)
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
     recovered = attack(training, seen.before, update, low, high, rng)
 

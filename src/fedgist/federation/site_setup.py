@@ -75,7 +75,8 @@ def task_of(start: Start, rules: Policy) -> Task:
         else:  # version 1 of the protocol knew only images, of which black became `low` and full intensity `high`
             std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
             mean = tuple(-bottom * scale for bottom, scale in zip(low, std, strict=True))
-        if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
+        fits = len(mean) == len(std) in (0, shape[0]) and all(map(math.isfinite, (*mean, *std)))
+        if not fits or min(std, default=1.0) <= 0:
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
         return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
