@@ -373,6 +373,11 @@ def proxy_spec(text: str) -> tuple[str | None, int]:
     return name or None, int(count)
 
 
+def is_own(spec: str) -> bool:
+    """Whether a model is one that a Python caller brought: `own`, or of several `own1`, `own2`, …"""
+    return spec.rstrip("0123456789") == OWN
+
+
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the options in a text such as `mlp:hidden=200x100:norm=batch`."""
     name, *pairs = text.split(":")

@@ -68,8 +68,9 @@ def _data(config: RunConfig, about: About) -> str:
     if about.mean is None:
         scale = "Inputs are taken as they come."
     else:
-        scale = f"Pixels are from 0 to 1; the models take (pixel − mean) / std, mean {_list(about.mean)}, std "
-        scale += f"{_list(about.std or ())}."
+        scale = "Pixels are from 0 to 1" if about.of_pixels else "Values are as in the data's files"
+        scale += f"; the models take (value − mean) / std, mean {_list(about.mean)}, std {_list(about.std or ())}: "
+        scale += "numbers of the data set as a whole, never of one client."
     named = f": {', '.join(about.class_names)}" if about.class_names else ""
     split = "" if config.partition == OWN else f" (partition `{config.partition}`, see `partition.json`)"
     return (

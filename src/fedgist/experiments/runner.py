@@ -35,7 +35,7 @@ from fedgist.experiments import (
 )
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments.config import OWN, RunConfig
+from fedgist.experiments.config import OWN, RunConfig, is_own
 from fedgist.experiments.folder import RunFolder, run_name, write_json, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
@@ -318,7 +318,7 @@ class _Run:
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, method.weights(state), path)
         made = trained.collect(self.engine, done, self.inputs, self.test)
-        if folder is None or self.config.model == OWN:  # a caller's module cannot be built from its files
+        if folder is None or is_own(self.config.model):  # a caller's module cannot be built from its files
             result = dataclasses.replace(result, trained=made)
         if folder is not None:
             trained.write(made, folder)
@@ -351,6 +351,6 @@ class _Run:
         """What goes on with this run, in its folder."""
         if self.folder is None or not self.folder.started:
             return "the same command"
-        if OWN in (self.config.dataset, self.config.model):
+        if self.config.dataset == OWN or is_own(self.config.model):
             return "the same call and resume=True"
         return f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}"

@@ -29,10 +29,10 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 
 @dataclass(frozen=True)
 class Config:
-    features: str = fg.option(
-        "scattering",
-        "The feature map: scattering, fourier (of scattering), model (a net that never learns), learned (in a finish), "
-        "or a+b.",
+    features: str | None = fg.option(
+        None,
+        "The feature map: scattering, fourier (of scattering; of what is no image, of the values), model (a net that "
+        "never learns), learned (in a finish), or a+b; none: scattering of images, fourier of all else.",
     )
     grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
     scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
@@ -125,14 +125,17 @@ class Gist(fg.Method[Config]):
         sizes = Sizes(config.grid, config.scales, config.orientations, config.dimensions, config.bandwidth)
         ground = Ground(task.shape, task.low, task.high, self.net)
         self.folded = config.clip == 0
-        if self.folded and config.features != "learned":
-            raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {config.features}")
-        self.features = build(config.features, ground, sizes, raw=self.folded)
-        self.learned = learned(config.features, self.net)
+        names = config.features or ("scattering" if len(task.shape) == 3 else "fourier")
+        if self.folded and names != "learned":
+            raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
+        if config.mirrored:
+            fg.only_images("mirrored", task.shape)
+        self.features = build(names, ground, sizes, raw=self.folded)
+        self.learned = learned(names, self.net)
         self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
         self.wire = fg.float64 if task.private else WIRES[config.wire]
-        self.linear = linear_model(config.features, ground, sizes)
-        self.learns = f"linear on {config.features}"
+        self.linear = linear_model(names, ground, sizes)
+        self.learns = f"linear on {names}"
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
         if not self.validated:
