@@ -30,7 +30,7 @@ def test_all_methods_have_one_partition_one_test_set_and_one_start() -> None:
         engine = LocalEngine(method, inputs.sites, seed=config.seed, executor=executor, info=inputs.info)
         hashes.add(inputs.sha256)
         tests.append(inputs.test)
-        if (weights := method.weights(engine.state)) is not None:
+        if not method.learns and (weights := method.weights(engine.state)) is not None:
             starts[config.method] = weights
         assert config.eval_every == 1
     assert len(hashes) == 1
