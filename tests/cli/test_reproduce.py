@@ -207,3 +207,13 @@ def test_killed_it_goes_on_without_repeating_what_is_finished():
     whole = call(*arguments, "--jobs", "1", "--out", "whole")
     cells, others = (json.loads(run.stdout)["cells"] for run in (done, whole))
     assert {name: cell["ours"] for name, cell in cells.items()} == {name: cell["ours"] for name, cell in others.items()}
+
+
+def test_a_finish_asked_for_later_trains_nothing_again():
+    """The rows of the rounds are those of the run without it, to the second that they took."""
+    finish = 'rows."avg, finish" = { method = "fedavg", finish = "gist" }\n'
+    Path("toy.toml").write_text(PRESET.format(rounds=2).replace("values.avg", finish + "values.avg"))
+    call("toy/table", "--only", "avg, a=1", "--seeds", "1", "--jobs", "1", "--device", "cpu")
+    call("toy/table", "--only", "avg, finish, a=1", "--seeds", "1", "--jobs", "1", "--device", "cpu")
+    rows = sorted(path.read_text().splitlines() for path in Path("runs").rglob("metrics.jsonl"))
+    assert [len(lines) for lines in rows] == [2, 3] and rows[1][:2] == rows[0]

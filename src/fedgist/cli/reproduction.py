@@ -96,11 +96,11 @@ def reproduce(
                 if found := reproduction.collect(chosen, count, out, about):
                     reproduction.save(whole, found, keep)
 
-            wrong = _run(todo, at_once, finished, save, as_json or quiet)
-            if not wrong:  # what is finished later has been trained now
-                todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
+            wrong: list[str] = []
+            while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
                 reproduction.carry_over(todo, out)
                 wrong = _run(todo, at_once, finished, save, as_json or quiet)
+                todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
         save()
         found = reproduction.load(chosen, [keep])
         _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
