@@ -41,6 +41,7 @@ from fedgist.experiments import estimates, presets
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import write_json
+from fedgist.experiments.own_data import by_client
 from fedgist.experiments.runner import in_process
 
 TIMED, PATIENCE = 10, 0.5  # at most so many steps, after one that warms up, or so many seconds
@@ -246,7 +247,7 @@ def _made_up(config: RunConfig) -> sources.Inputs:
     parts = partitions.split(y, config.clients, Rng(seed)("partition"), config.partition, people, **settings)
     clients = [(x.expand(len(part), *shape), y[part]) for part in parts]
     test = x.expand(TESTED, *shape), torch.arange(TESTED) % classes
-    made = sources.from_memory(config, clients, test, classes)
+    made = sources.from_memory(config, by_client(clients), test, classes)
     if config.proxy is None:
         return made
     proxy = x.expand(configs.proxy_spec(config.proxy)[1], *shape)

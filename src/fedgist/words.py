@@ -1,5 +1,7 @@
 """Numbers for people, and the words of strangers."""
 
+import re
+
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -27,6 +29,14 @@ def size(count: float) -> str:
     while count >= 999.5 and unit < len(UNITS) - 1:  # what three digits would show as 1000
         count, unit = count / 1000, unit + 1
     return f"{count:.3g} {UNITS[unit]}" if unit else f"{count:.0f} B"
+
+
+def bytes_in(text: str) -> int | None:
+    """The reverse: 10MB, 1.5 GB or 300; None where it is no such number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]?)B?", text.strip())
+    if found is None:
+        return None
+    return round(float(found[1]) * 1000 ** ("", "k", "M", "G", "T").index(found[2].replace("K", "k")))
 
 
 def duration(seconds: float) -> str:

@@ -44,10 +44,11 @@ def test_a_run_says_what_came_out_and_where():
 def test_json_is_one_object_and_nothing_else():
     result = call("run", "fedavg", *TINY, "--json")
     value = json.loads(result.stdout)
-    assert set(value) == {"method", "accuracy", "bytes_up", "bytes_down", "seconds", "run"}
+    same = {"method", "accuracy", "bytes_up", "bytes_down", "seconds", "rounds", "fairness"}
+    assert set(value) == same | {"model", "mean_of_client_models", "steps", "scores", "run"}
     assert result.stderr == ""
     saved = json.loads((Path(value["run"]) / "result.json").read_text())
-    assert {key: saved[key] for key in value if key != "run"} == {key: value[key] for key in value if key != "run"}
+    assert {key: saved[key] for key in same} == {key: value[key] for key in same}
 
 
 def test_several_seeds_give_mean_and_deviation():

@@ -204,12 +204,18 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert done.exit_code == 2 and f"port {port} of this machine cannot be had" in done.stderr, done.output
 
 
-@pytest.mark.parametrize(
-    "command", [["new", "x", "--server", "h", "--sites", "a"], ["run", "fedavg", "--federation", "."]]
-)
-def test_without_nvflare(command: list[str], tmp_path: Path) -> None:
+def test_without_nvflare(tmp_path: Path) -> None:
     """One line on what to install."""
-    program = f"import sys; sys.modules['nvflare'] = None; from fedgist.cli import app; app(['federation', *{command}])"
+    command = ["federation", "new", "x", "--server", "h", "--sites", "a"]
+    program = f"import sys; sys.modules['nvflare'] = None; from fedgist.cli import app; app({command})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "fedgist: a federation across machines needs NVFlare: pip install 'fedgist[nvflare]'\n"
+
+
+def test_a_run_does_not_wait_for_nvflare(federation: Path, tmp_path: Path) -> None:
+    """Its import takes a second; whoever drives a run only talks to the server's jobs, if there is one."""
+    command = ["federation", "run", "fedavg", "--federation", str(federation), "--out", str(tmp_path / "run")]
+    program = f"import sys; sys.modules['nvflare'] = None; from fedgist.cli import app; app({command})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2 and "the server at localhost:8099 does not answer; start it with" in done.stderr

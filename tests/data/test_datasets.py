@@ -228,7 +228,7 @@ def test_available_lists_what_can_be_loaded(tmp_path: Path) -> None:
     write_own(tmp_path, "mnist")
     (tmp_path / "cifar10").mkdir()
     listed, rest = inventory.readable(tmp_path), inventory.unreadable(tmp_path)
-    assert set(listed) == {"digits", "mnist5k", "mnist", "own"}
+    assert set(listed) == {"digits", "mnist5k", "breast_cancer", "wine", "mnist", "own"}
     assert set(rest) == set(CARDS) - set(listed)
     assert rest["cifar10"].startswith(f"{tmp_path / 'cifar10'} lacks the folder cifar-10-batches-py with")
     assert rest["celeba"] == f"there is no folder {tmp_path / 'celeba'}"

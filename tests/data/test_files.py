@@ -88,7 +88,7 @@ def test_an_incomplete_or_ambiguous_folder_is_refused(tmp_path: Path, parts: tup
 def test_parts_and_splits_must_have_the_same_form(tmp_path: Path) -> None:
     write_parts(tmp_path, train_1=0, train_2=0, test=0)
     write_npz(tmp_path / "train_2.npz", Images(pixels(1, 3, 2), np.array([0])))
-    with pytest.raises(FedgistError, match=r"train_2\.npz: its images have another shape or peak than .* train_1\.npz"):
+    with pytest.raises(FedgistError, match=r"train_2\.npz: its images have another shape, peak or mean than .*_1\.npz"):
         read_folder(tmp_path)
     (tmp_path / "train_2.npz").unlink()
     write_npz(tmp_path / "test.npz", Images(pixels(1, 2, 2, 3), np.array([0])))

@@ -30,7 +30,7 @@ def test_the_example_is_read_and_runs() -> None:
         done = CliRunner().invoke(app, shlex.split(line))
         assert done.exit_code == 0, done.output
         said.append(done.stdout)
-    assert "  xrays    your own, in data/xrays\n" in said[0]
+    assert re.search(r"^  xrays +your own, in data/xrays$", said[0], re.MULTILINE)
     assert said[1].startswith("accuracy")
 
 

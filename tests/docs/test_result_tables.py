@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgist.experiments import reproduction
+from fedgist.experiments import presets, reproduction
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"<!-- results: (?P<presets>[^>]+) -->")
@@ -22,13 +22,19 @@ PAGES = ("codream", "feddm", "fedgen", "repshare", "tofu")
 
 
 @cache
+def all_presets() -> dict[str, presets.Preset]:
+    return presets.available()
+
+
+@cache
 def values(preset: str) -> tuple[float, ...]:
     """All that a table may say of a preset."""
     found: list[float] = []
-    chosen = reproduction.find(preset)
+    chosen = all_presets()[preset]
+    results = reproduction.load(chosen, [ROOT / "docs" / "results"])
     for cell in chosen.cells:
         found += [x for x in (cell.paper, cell.spread) if x is not None]
-        known = reproduction.load(chosen, [ROOT / "docs" / "results"]).get(cell.name)
+        known = results.get(cell.name)
         if known is None:
             continue
         by_seed = [numbers for _, numbers in sorted(known.numbers.items(), key=lambda item: int(item[0]))]
@@ -38,7 +44,7 @@ def values(preset: str) -> tuple[float, ...]:
         found += [statistics.fmean(numbers) for numbers in by_seed]
         if cell.paper is not None:
             found += [x - cell.paper for x in found[-2 * len(by_seed) :]]
-    verdict = reproduction.judge(chosen, reproduction.load(chosen, [ROOT / "docs" / "results"]))
+    verdict = reproduction.judge(chosen, results)
     return (*found, *(outcome.mean for outcomes in verdict.claims.values() for outcome in outcomes))
 
 

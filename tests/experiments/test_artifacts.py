@@ -157,3 +157,20 @@ def test_peers_show_their_own(tmp_path):
 def test_dreams_inside_a_model_are_no_pictures(tmp_path):
     folder = run("codream", tmp_path / "run", layer="classifier")
     assert list(artifacts.load(folder.shown)) == []
+
+
+def test_signals_and_rows_become_curves(tmp_path):
+    """A rising line goes from the lower left to the upper right corner, and no column of the picture is without it."""
+
+    def shown(values):
+        task = Task(tuple(values.shape[1:]), 2, (0.0,), (1.0,), {}, "")
+        artifacts.save([Exhibit("made", values, None, "", False)], task, tmp_path / "round-1.safetensors")
+        (found,) = artifacts.load(tmp_path)
+        assert found.are_images and (found.values.amax(2) == 255).all()
+        return found.values[:, 0]
+
+    line, flat = shown(torch.stack([torch.linspace(-1, 1, 30)[None], torch.zeros(1, 30)]))
+    assert line[-1, 0] == line[0, -1] == 255 and line[0, 0] == line[-1, -1] == 0
+    assert flat[22].min() == 255 and flat[:21].max() == 0
+    (row,) = shown(torch.tensor([[0.0, 1.0, 0.0, 1.0]]))  # parallel coordinates: down, up, down, up
+    assert row[-1, 0] == row[0, -1] == 255 and row[-1, 58:61].max() == 255

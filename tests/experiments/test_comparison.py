@@ -90,10 +90,11 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
         folder(tmp_path / "c", [0.1, 0.2], {"Shown": [("w", False), ("p", True)]}),
     ]
     silent = [folder(tmp_path / "d", [0.1], {})]
-    target, found = comparison.standings([good, mixed, silent])
+    groups = comparison.groups([good, mixed, silent])
+    target, found = comparison.standings(groups)
     assert target == pytest.approx(0.95 * 0.8)  # the best last accuracy, not the best ever
     assert [s.rounds_to for s in found] == [[3], [None, None], [None]]
-    target, found = comparison.standings([good, mixed, silent], 0.7)
+    target, found = comparison.standings(groups, 0.7)
     assert [s.rounds_to for s in found] == [[2], [1, None], [None]]
     assert [s.bytes_to for s in found] == [[300], [150, None], [None]]
     assert [s.server_sees for s in found] == ["sums only", "each client's model", "nothing"]
@@ -101,7 +102,7 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
 
 def test_peers_have_no_server_that_sees_anything(tmp_path: Path) -> None:
     peers = folder(tmp_path / "run", [0.5], {"Shown": [("w", False), ("p", True)]}, topology="ring")
-    _, (found,) = comparison.standings([[peers]])
+    _, (found,) = comparison.standings(comparison.groups([[peers]]))
     assert found.server_sees == "no server; neighbours see model"
 
 
@@ -112,7 +113,8 @@ def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkey
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "rounds to 0.0500" in result.stdout
-    lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if line.startswith("│")}
+    costs = result.stdout.partition("scores, %")[0].splitlines()
+    lines = {line.split("│")[1].strip(): line for line in costs if line.startswith("│")}
     assert "sums only" in lines["fedavg"]
     assert "each client's images" in lines["feddm"]
     assert result.stderr.splitlines()[0] == "profile toy, where no option says otherwise"

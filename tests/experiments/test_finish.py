@@ -117,6 +117,7 @@ def test_a_model_on_fixed_features_comes_out(changes: dict[str, Any], tmp_path: 
         ({"method": "repshare"}, "repshare has no whole model at the server"),
         ({"batch_norm": "local"}, "fedavg has no whole model at the server"),
         ({"method": "gist"}, "gist has the exact head already"),
+        ({"epsilon": 8.0}, "would spend a budget of its own"),
         ({"finish": "fedavg"}, "finish must be gist"),
         ({"finish": "gist:grit=3"}, "unknown option 'grit'"),
         ({"finish": "gist+wavelets"}, "unknown feature map 'wavelets'"),

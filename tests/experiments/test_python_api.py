@@ -107,7 +107,10 @@ X, Y = TEST
         ({"dataset": "mnist"}, "fedgist.run takes a data set as data='mnist', not as dataset"),
         ({"rouns": 3}, "unknown option 'rouns'; did you mean 'rounds'"),
         ({"method": "fedprx"}, "unknown method 'fedprx'; did you mean 'fedprox'"),
-        ({"data": TEST}, r"client 0 must be a pair \(inputs, labels\), not Tensor; data is a list of pairs"),
+        (
+            {"data": TEST},
+            r"client 0 must be a pair .*, a Dataset or a DataLoader, not Tensor; data is a list",
+        ),
         ({"clients": 3}, "data of your own says who the clients are, one a pair: leave out clients"),
         ({"model": 3}, "model must be a module or the name of a model, not int"),
         ({"model": "mlpp"}, "unknown model 'mlpp'; did you mean 'mlp'"),
@@ -117,3 +120,83 @@ def test_mistakes_are_named(changes, sentence):
     call = {"method": "fedavg", "model": "mlp", "data": CLIENTS, "test": TEST, "rounds": 1, **changes}
     with pytest.raises(FedgistError, match=sentence):
         fedgist.run(**call)
+
+
+class Attending(nn.Module):
+    """Rows of an image as a sequence, one head of attention over them, Dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 1, batch_first=True)
+        self.drop = nn.Dropout(0.1)
+        self.output = nn.Linear(36, 3)
+
+    def forward(self, x):
+        rows = x[:, 0]
+        return self.output(self.drop((rows + self.attention(rows, rows, rows)[0]).flatten(1)))
+
+
+def attending():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Attending()
+
+
+def test_attention_and_dropout_learn_and_repeat():
+    given = {"rounds": 5, "lr": 0.3, "batch": 8, "epochs": 2}
+    one, two = (fedgist.run("fedavg", attending(), CLIENTS, TEST, **given) for _ in range(2))
+    assert one.accuracy > 0.9
+    assert storage.digest(one.state) == storage.digest(two.state)
+    stacked = fedgist.run("fedavg", attending(), CLIENTS, TEST, engine="stacked", **given)
+    for name, tensor in one.weights.items():
+        torch.testing.assert_close(stacked.weights[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def test_named_clients_bring_data_sets_and_loaders():
+    x, y = CLIENTS[2]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4, shuffle=True)
+    wards = {"north": CLIENTS[1], "east": Pairs(*CLIENTS[0]), "south": loader}
+    ordered = {"a": CLIENTS[0], "b": CLIENTS[1], "c": CLIENTS[2]}
+    one = fedgist.run("independent", "mlp:hidden=8", wards, Pairs(*TEST), rounds=2, lr=0.5, batch=8)
+    two = fedgist.run("independent", "mlp:hidden=8", ordered, TEST, rounds=2, lr=0.5, batch=8)
+    assert list(one.client_models) == ["east", "north", "south"]
+    assert abs(one.accuracy - two.accuracy) < 0.2  # other names are other random streams, and nothing else
+
+
+def test_every_client_has_a_module_of_its_own():
+    nets = [net(), attending(), net()]
+    listed = fedgist.run("independent", nets, CLIENTS, TEST, rounds=1)
+    assert [type(m).__name__ for m in listed.client_models.values()] == ["Sequential", "Attending", "Sequential"]
+    wards = dict(zip(("x", "y", "z"), CLIENTS, strict=True))
+    by_name = {"z": "mlp:hidden=8", "x": nets[0], "y": nets[1]}
+    named = fedgist.run("independent", by_name, wards, TEST, rounds=1)
+    kinds = {name: type(m).__name__ for name, m in named.client_models.items()}
+    assert kinds == {"x": "Sequential", "y": "Attending", "z": "Net"}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "sentence"),
+    [
+        ([net(), net()], CLIENTS, "there are 2 models for 3 clients: give one, or one for each"),
+        ([], CLIENTS, "model is an empty list"),
+        ({"0": net(), "1": net()}, CLIENTS, "model has none for the client '2'"),
+        ({**dict.fromkeys("012", "mlp"), "3": "mlp"}, CLIENTS, "unknown client with a model '3'"),
+        ({"0": "mlp"}, "digits", "model by clients' names needs data by clients' names"),
+        ("mlp", {"../etc": CLIENTS[0]}, "a client's name is 1 to 60 letters, .* not '../etc'"),
+        ("mlp", [Pairs(CLIENTS[0][0], ["a"] * 40)], "client 0: every item of its data set must be"),
+    ],
+)
+def test_mistakes_in_several_models_and_clients_are_named(model, data, sentence):
+    with pytest.raises(FedgistError, match=sentence):
+        fedgist.run("independent", model, data, None if isinstance(data, str) else TEST, rounds=1)

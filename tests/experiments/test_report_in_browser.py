@@ -151,3 +151,24 @@ def test_a_live_page_shows_new_rounds_and_keeps_what_the_reader_did(opened, comp
         (tmp_path / "result.json").rename(folder.result)
         until(page, "!document.querySelector('header').innerText.includes('unfinished')")
     until(page, "document.getElementById('live').textContent.startsWith('no longer live')")
+
+
+def test_of_many_curves_six_are_drawn_and_the_others_are_a_click_away(opened, comparison, tmp_path):
+    shutil.copytree(comparison, tmp_path / "many")
+    for alpha in (0.3, 0.4):
+        copy = RunFolder(shutil.copytree(comparison / "feddm", tmp_path / "many" / f"feddm-{alpha}"))
+        copy.config.write_text(copy.config.read_text().replace("alpha = 0.5", f"alpha = {alpha}"))
+    written = report.write(run_folders(tmp_path / "many"), tmp_path / "page" / "report.html")
+    assert written.stat().st_size < 500_000
+    page = opened(written.as_uri())
+    hidden = page.evaluate(HIDDEN)
+    assert len(set(page.evaluate(NAMES))) == 8 and len(set(hidden)) == 2
+    page.locator("#by-rounds .legend .traces", has_text=hidden[0]).locator(".legendtoggle").first.click()
+    until(page, f"{HIDDEN}.length === {len(hidden) - hidden.count(hidden[0])}")
+
+
+def test_how_clients_fare_is_shown_and_reached_from_the_top(opened, path):
+    page = opened(path.as_uri())
+    page.locator("nav a", has_text="Clients").click()
+    assert page.locator("#clients h3").all_inner_texts() == ["How clients fare", "Scores", "Recall by class, %"]
+    assert page.evaluate("document.querySelector('h1').getClientRects().length") == 1

@@ -10,10 +10,11 @@ import pytest
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data import partitions
-from fedgist.experiments import presets, reproduction, reproduction_page
+from fedgist.experiments import presets, reproduction, reproduction_page, workers
 from fedgist.experiments.claims import Claim, Outcome
 from fedgist.experiments.presets import Cell
 from fedgist.experiments.reproduction import Found
+from fedgist.methods import fedavg
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,6 +65,35 @@ def test_cells_share_runs(known: dict[str, presets.Preset]) -> None:
     assert (synthetic.until, full.until) == (130, 0)
     elsewhere = dataclasses.replace(synthetic, layer={**synthetic.layer, "device": "cuda", "engine": "stacked"})
     assert elsewhere.run == synthetic.run  # where a run is made does not make it another
+
+
+def test_a_finish_goes_on_from_the_run_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One training, two cells: first the run that both need, then its finish, which trains nothing."""
+    text = """
+        [options]
+        method = "fedavg"
+        dataset = "digits"
+        model = "mlp:hidden=8"
+        clients = 2
+        steps = 2
+        rounds = 2
+        [table]
+        title = "a toy"
+        rows = { plain = {}, finished = { finish = "gist" }, "finished otherwise" = { finish = "gist:ridge=1" } }
+    """
+    preset, out = toy(tmp_path, text, monkeypatch)["toy/table"], tmp_path / "out"
+    how = {"device": "cpu", "engine": "sequential"}
+    (first,), finished = reproduction.jobs(preset, 1, out, {}, how, 1)
+    assert [config.finish for config, _ in first.runs] == [None] and finished == 0
+    assert workers.do(first) is None
+    later, finished = reproduction.jobs(preset, 1, out, {}, how, 1)
+    assert [config.finish for job in later for config, _ in job.runs] == ["gist", "gist:ridge=1"] and finished == 1
+    reproduction.carry_over(later, out)
+    monkeypatch.setattr(fedavg.FedAvg, "update", None)  # nobody trains
+    assert [workers.do(job) for job in later] == [None, None]
+    assert reproduction.jobs(preset, 1, out, {}, how, 1) == ([], 3)
+    found = reproduction.collect(preset, 1, out, {})
+    assert found["finished"].mean > found["plain"].mean and found["finished"].bytes_up > found["plain"].bytes_up
 
 
 def test_the_small_says_what_it_reduced() -> None:

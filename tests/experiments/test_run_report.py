@@ -34,11 +34,11 @@ def single(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """The tables, texts, tags and charts of a page, without plotly.js, which comes once."""
+    """The tables, texts, tags and charts of a page, without plotly.js, which lies beside it."""
 
     def __init__(self, text):
         super().__init__()
-        assert text.count("plotly.js v") == 1
+        assert text.count("<script src=") == text.count('src="plotly.min.js"') == 1
         self.body = text.partition("</head>")[2]
         self.tables, self.tags, self.cell, self.script = [], [], None, None
         self.charts, self.ids = [], []
@@ -193,7 +193,7 @@ def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, 
     groups = groups_of(comparison)
     for target in (0.1, 0.16, 1.0):
         found = made(run_folders(comparison), tmp_path, target=target).table("the server sees")
-        _, standings = standing.standings([[run.folder for run in group.runs] for group in groups], target)
+        _, standings = standing.standings(groups, target)
         for row, group, wanted in zip(found, groups, standings, strict=True):
             there = [value for value in wanted.rounds_to if value is not None]
             some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
@@ -310,7 +310,7 @@ def fake(method, accuracies, numbers, clients=2):
     rows = []
     for r, accuracy in enumerate(accuracies, 1):
         wire.paper_up[r] = 4 * numbers * clients
-        rows.append({"round": r, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1})
+        rows.append({"round": r, "accuracy": accuracy, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1})
     config = {"method": method, "clients": clients}
     return runs.Group(method, [runs.Run(RunFolder("."), config, "", rows, None, {}, {}, {}, wire)])
 
@@ -461,3 +461,76 @@ def test_without_what_it_needs_it_says_what_to_install(single, tmp_path, monkeyp
     with pytest.raises(FedgistError, match=rf"the report needs {missing}: pip install 'fedgist\[report\]'"):
         report.write([single], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_what_draws_the_charts_lies_beside_the_page_or_in_the_folder_of_all_runs_or_inside(single, tmp_path):
+    written = report.write([single], tmp_path / "page.html")
+    assert written.stat().st_size < 500_000
+    assert "plotly.js v" in (tmp_path / "plotly.min.js").read_text(encoding="utf-8")[:200]
+    below = report.write([single], tmp_path / "runs" / "one" / "report.html")
+    assert 'src="../plotly.min.js"' in below.read_text(encoding="utf-8")
+    assert not (below.parent / "plotly.min.js").exists() and (tmp_path / "runs" / "plotly.min.js").is_file()
+    whole = report.write([single], tmp_path / "alone" / "page.html", single_file=True).read_text(encoding="utf-8")
+    assert whole.count("plotly.js v") == 1 and "<script src=" not in whole
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["page.html"]
+
+
+def several(methods, best=0.5):
+    """Groups that differ in how good they are, the first the best."""
+    return [fake(name, [0.1, best - 0.01 * i], 100) for i, name in enumerate(methods)]
+
+
+def test_six_curves_are_drawn_at_first_and_look_different():
+    groups = several(
+        ["fedavg", "fedprox", "scaffold", "fednova", "feddm", "tofu", "fedgen", "independent", "centralized"]
+    )
+    data = figures.accuracy_by_rounds(groups).data
+    drawn = [trace["name"] for trace in data if trace.get("visible") != "legendonly"]
+    assert set(drawn) == {"independent", "centralized", "fedavg", "fedprox", "scaffold", "fednova"}
+    assert {trace["name"] for trace in data} == {group.label for group in groups}
+    looks = [(trace["line"]["color"], trace["line"]["dash"]) for trace in data]
+    assert len(set(looks)) == len(looks)
+    assert len({dash for _, dash in looks[:6]}) == 6
+    assert not any("visible" in trace for trace in figures.accuracy_by_rounds(groups[:6]).data)
+
+
+def test_before_the_first_round_the_axis_has_all_accuracies():
+    waiting = runs.Group("fedavg", [dataclasses.replace(fake("fedavg", [0.5], 1).first, rows=[])])
+    assert figures.accuracy_by_rounds([waiting]).layout["yaxis"]["range"] == [0, 1]
+    assert "range" not in figures.accuracy_by_rounds([fake("fedavg", [0.5], 1)]).layout["yaxis"]
+
+
+def test_who_is_worse_than_alone_saves_nothing():
+    groups = [fake("fedavg", [0.6], 9), fake("feddistill", [0.3], 1), fake("independent", [0.4], 1)]
+    assert {card.note for card in tables.cards(groups, None)} == {"fedavg"}
+
+
+def test_references_win_nothing():
+    groups = [
+        fake("centralized", [0.9], 1),
+        fake("fedavg", [0.6], 1),
+        fake("feddm", [0.5], 1),
+        fake("independent", [0.7], 1),
+    ]
+    assert {card.note for card in tables.cards(groups, None)} <= {"fedavg", "feddm"}
+    assert runs.usual_target(groups) == pytest.approx(0.95 * 0.6)
+
+
+def test_no_efficiency_across_models_or_below_learning_alone():
+    fedavg, tofu = fake("fedavg", [0.9], 1000), fake("tofu", [0.8], 100)
+    other = runs.Group("tofu", [dataclasses.replace(tofu.first, config={**tofu.first.config, "model": "another"})])
+    assert efficiency.costs([fedavg, tofu])[1].by_definition == 10
+    assert efficiency.costs([fedavg, other])[1].by_definition is None
+    assert efficiency.costs([fedavg, tofu, fake("independent", [0.85], 1)])[1].by_definition is None
+    assert efficiency.costs([fedavg, tofu, fake("independent", [0.75], 1)])[1].by_definition == 10
+
+
+def test_how_clients_fare_is_in_the_page(comparison, tmp_path):
+    found = made(run_folders(comparison), tmp_path)
+    rows = found.table("who loses most")
+    kinds = {(row["run"], row["model"]) for row in rows if row["run"]}
+    assert {("codream", "global"), ("codream", "own"), ("independent", "own"), ("fedavg", "global")} <= kinds
+    assert all(row["gain"].endswith(" of 3") for row in rows if row["run"] in ("codream", "feddm"))
+    assert {"balanced accuracy, %", "calibration error, %"} <= found.table("lowest recall, %")[0].keys()
+    (recalls,) = [table for table in found.tables if table[0][:3] == ["run", "0", "1"]]
+    assert len(recalls[0]) == 11

@@ -42,6 +42,7 @@ def test_the_folder_holds_the_run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     whole = {"config.toml", "env.json", "method.json", "partition.json", "partition.npz", "metrics.jsonl", "ledger.csv"}
     assert {p.name for p in folder.path.iterdir()} == whole | {"checkpoint", "artifacts", "result.json"} | {
+        "fairness.json",
         "model.safetensors",
         "model.json",
         "MODEL_CARD.md",

@@ -16,8 +16,8 @@ pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvfla
 
 from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
-from fedgist.federation.protocol.flare_link import read, write
 from fedgist.federation.protocol.flare_transport import FlareTransport
+from fedgist.federation.protocol.framing import read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
+import fedgist
+from fedgist.cli import app
 from fedgist.data import datasets
 from fedgist.experiments.config import load, resolve
 from fedgist.experiments.folder import RunFolder
@@ -102,6 +106,49 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert later.bytes_up == at_once.bytes_up > plain.bytes_up
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("at-once", "later")]
     assert same[0] == same[1]
+
+
+def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sites and a third that joins later are three; with its sums taken out again they are two."""
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("abc", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/3")
+
+    def made(sites: str) -> Any:
+        @contextlib.contextmanager
+        def connected() -> Iterator[Wire]:
+            yield Wire(tmp_path, dict.fromkeys(sites, ""), 100)
+
+        def config(known: dict[str, Any]) -> Any:
+            layer = {"method": "gist", "rounds": 1, "grid": 2, "scales": 1, "device": "cpu", "engine": "sequential"}
+            return resolve(layer, known)
+
+        return runs.run(list(sites), connected, config, tmp_path / f"run-{sites}", False, Patience(), Silent())
+
+    def says(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["gist", *words])
+        assert done.exit_code == code, done.output
+        return done.stdout + done.stderr
+
+    def head(folder: str) -> torch.Tensor:
+        found: torch.Tensor = fedgist.load(folder).state_dict()["head.weight"]
+        return found
+
+    two, three = made("ab"), made("abc")
+    assert f"accuracy  {three.accuracy:.4f}" in says("add", "run-ab", "c/digits", "--out", "joined")
+    assert (head("joined") - head("run-abc")).norm() < 2e-3 * head("run-abc").norm()
+    assert (head("run-ab") - head("run-abc")).norm() > 5e-2 * head("run-abc").norm()
+
+    says("sums", "joined", "c/digits", "--out", "c.sums")
+    assert f"accuracy  {two.accuracy:.4f}" in says("remove", "joined", "c.sums", "--out", "left")
+    assert (head("left") - head("run-ab")).norm() < 2e-3 * head("run-ab").norm()
+    assert "about another mean" in says("add", "run-ab", "c.sums", "--out", "wrong", code=2)
+    assert "is there already" in says("add", "run-ab", "c/digits", "--out", "left", code=2)
+    says("remove", "left", "a/digits", "--out", "one")
+    assert "more samples of a class" in says("remove", "one", "a/digits", "--out", "wrong", code=2)
+    Path("c.sums").write_bytes(b"nothing")
+    assert "does not hold the sums of a site" in says("add", "run-ab", "c.sums", "--out", "wrong", code=2)
+    assert not Path("wrong").exists()
 
 
 def test_the_servers_data_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

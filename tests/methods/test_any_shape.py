@@ -15,13 +15,15 @@ TINY: dict[str, dict[str, Any]] = {
     "tofu": {"steps": 2, "images": 2, "iterations": 2},
     "fedgen": {"steps": 2, "generator_steps": 2, "generator_batch": 4},
     "repshare": {"steps": 2},
+    "gist": {"dimensions": 16},
 }
 
 
 @pytest.mark.parametrize("method", TINY)
 @pytest.mark.parametrize("shape", [TABLE, SIGNAL, VOLUME], ids=["table", "signal", "volume"])
 def test_a_round_on_inputs_of_any_rank(method: str, shape: tuple[int, ...]) -> None:
-    play(federation(method, clients(9, 12, shape=shape), "mlp:hidden=6:norm=batch", **TINY[method]))
+    net = "cnn1d:depth=2:width=4" if shape == SIGNAL else "mlp:hidden=6:norm=batch"
+    play(federation(method, clients(9, 12, shape=shape), net, **TINY[method]))
 
 
 IMAGES_ONLY: list[tuple[str, dict[str, Any], str]] = [
@@ -32,6 +34,7 @@ IMAGES_ONLY: list[tuple[str, dict[str, Any], str]] = [
     ("codream", {"generator": True}, "generator"),
     ("tofu", {"prior": "half"}, "prior=half"),
     ("gist", {"features": "scattering"}, "features=scattering"),
+    ("gist", {"mirrored": True}, "mirrored"),
 ]
 
 

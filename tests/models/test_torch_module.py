@@ -12,6 +12,7 @@ import fedgist
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.models import build, from_module
+from fedgist.models.torch_module import DRAWS
 
 RNG = Rng(5)("modules")
 SHAPE = (1, 8, 8)
@@ -239,9 +240,14 @@ def flat(*parts):
         (lambda: flat(nn.Linear(64, 3), nn.Softmax(1)), None, "does not return what its layer '1' gives"),
         (lambda: nn.Sequential(nn.Linear(8, 3), nn.AvgPool2d((8, 1)), nn.Flatten()), None, "layer '0' .* is not given"),
         (
-            lambda: flat(nn.Dropout(0.5), nn.Linear(64, 3)),
+            lambda: flat(nn.AlphaDropout(0.5), nn.Linear(64, 3)),
             None,
-            "layer '1' is Dropout, which draws from torch's global",
+            "layer '1' is AlphaDropout, which draws from torch's global .* set its p to 0",
+        ),
+        (
+            lambda: flat(nn.MultiheadAttention(64, 2, dropout=0.1), nn.Linear(64, 3)),
+            None,
+            "layer '1' is MultiheadAttention, which draws .* set its dropout to 0",
         ),
         (lambda: flat(nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 3)), None, "layer '1' averages its statistics"),
     ],
@@ -281,3 +287,25 @@ def test_clients_with_a_module_of_the_users_own_are_stacked_on_a_cpu(caplog):
     assert "cannot be stacked" not in caplog.text
     for name, weight in made[0].items():
         torch.testing.assert_close(weight, made[1][name])
+
+
+@own_generator
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Dropout(0.25), (4, 5, 6)), (nn.Dropout1d(0.25), (4, 5, 1))])
+def test_dropout_drops_what_its_counter_says(layer, shape):
+    """A share p of the values or channels, the rest divided by 1 − p; another set at every step; none when judged."""
+    model = from_module(nn.Sequential(layer, nn.Flatten(), nn.Linear(30, 3)), (5, 6), 3)
+    w = model.init(Rng(5))
+    x = torch.ones(400, 5, 6)
+    before = torch.get_rng_state()
+    first = model(w, x, train=True)
+    values = first.features.view(400, 5, 6)
+    torch.testing.assert_close(values.unique(), torch.tensor([0.0, 1 / 0.75]))
+    whole = values[:, :, :1].expand_as(values)
+    assert torch.equal(values, whole) == (shape[2] == 1)
+    assert abs((values == 0).float().mean() - 0.25) < 4 * (0.25 * 0.75 / (400 * 5 * shape[2])) ** 0.5
+    assert first.buffers == {DRAWS: w[DRAWS] + 1}
+    assert torch.equal(model(w, x, train=True).features, first.features)
+    assert not torch.equal(model({**w, **first.buffers}, x, train=True).features, first.features)
+    assert torch.equal(model(w, x).features, x.flatten(1)) and torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(model.init(Rng(6))[DRAWS], w[DRAWS])
+    assert DRAWS not in model.module(w).state_dict()

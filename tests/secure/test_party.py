@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedgist.secure import opening as openings
-from fedgist.secure.graph import COMPLETE, threshold
-from fedgist.secure.opening import CannotOpen, Opening, Sent
-from fedgist.secure.party import Forgetful, Identity, OnDisk, Party, Refused
+from fedgist.secure.graph import COMPLETE, CannotOpen, Refused, Sent, threshold
+from fedgist.secure.opening import Opening
+from fedgist.secure.party import Forgetful, Identity, OnDisk, Party
 from parties import NAMES, Meeting, group, identities, parties, same, total_of, vectors
 
 SUBSETS = [s for count in (5, 6, 7) for s in itertools.combinations(NAMES, count)]

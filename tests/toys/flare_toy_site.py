@@ -8,7 +8,7 @@ from typing import Any
 from fedgist import methods
 from fedgist.engines import executor
 from fedgist.federation.protocol.envelope import Start
-from fedgist.federation.protocol.flare_transport import FlareSite
+from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.sim import TRIAL
 from toys import toy

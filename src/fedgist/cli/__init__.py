@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli import attack, chaos, finish, information, models, operations, privacy, reproduction, runs
+from fedgist.cli import attack, chaos, finish, information, models, operations, privacy, reproduction, runs, tuning
 
 app = typer.Typer(
     help="Collaborative learning in which clients share the gist of what they learned, never their data.",
@@ -15,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for group in (runs, finish, models, reproduction, information, attack, privacy, operations, chaos):
+for group in (runs, tuning, finish, models, reproduction, information, attack, privacy, operations, chaos):
     app.add_typer(group.app)
 
 

@@ -74,6 +74,27 @@ def inversion(
             _show(finding.report, written)
 
 
+@attack_app.command()
+def lint(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with --secure masks, made with --record all.")],
+    debug: Debug = False,
+) -> None:
+    """Look for mistakes in what secure sums sent: masked bytes are uniform, no nonce or key is there twice."""
+    with speaking(debug):
+        from fedgist import methods
+        from fedgist.experiments import config as configs
+        from fedgist.experiments.folder import run_folders
+        from fedgist.privacy import lint as linting
+
+        for folder in run_folders(run):
+            method = methods.find(configs.resolve(configs.load(folder.config)).method)
+            found = linting.lint(folder.transcript, [handler.reply for handler in method.handlers.values()])
+            looked = f"{found.messages} masked messages, {found.masked_bytes:,} masked bytes"
+            print(f"{folder.path}: {looked}; the chance of their frequencies is {found.chance:.2g}")
+            if found.wrong:
+                raise FedgistError("; ".join(found.wrong))
+
+
 def _show(report: dict[str, Any], written: list[Path]) -> None:
     from rich.console import Console
     from rich.table import Table

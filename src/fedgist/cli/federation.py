@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli import runs
 from fedgist.cli.common import (
     Config,
     DataDir,
@@ -27,6 +26,7 @@ from fedgist.cli.common import (
     run_flags,
     speaking,
 )
+from fedgist.cli.outcome import show_run
 from fedgist.core.errors import FedgistError
 from fedgist.options import Role
 
@@ -238,7 +238,7 @@ def run_across(
     patience = _patience(chosen, len(federation.sites))
     result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
     assert result.folder is not None
-    runs.show_run([result], result.folder, as_json, quiet)
+    show_run([result], result.folder, as_json, quiet)
 
 
 def _patience(chosen: Choices, sites: int) -> "Patience":

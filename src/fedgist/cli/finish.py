@@ -1,7 +1,7 @@
-"""Commands for what gist makes of runs that are there already: finish."""
+"""Commands for what gist makes of runs that are there already: finish; gist add, remove and sums."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,7 +9,18 @@ from fedgist.cli import federation, runs
 from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Out, Quiet, flag, speaking
 from fedgist.core.errors import FedgistError
 
+if TYPE_CHECKING:
+    from fedgist.learning.sums import Sums
+
 app = typer.Typer()
+gist_app = typer.Typer(help="Sites that join a finished model of gist, or leave it.", no_args_is_help=True)
+app.add_typer(gist_app, name="gist")
+
+Run = Annotated[Path, typer.Argument(help="The folder of a finished run of gist; it stays as it is.")]
+Site = Annotated[
+    Path, typer.Argument(help="The site's images in a folder, or the file that `fedgist gist sums` wrote.")
+]
+Changed = Annotated[Path, flag("out", "Folder to write the changed run to.", "DIR")]
 
 
 @app.command()
@@ -51,3 +62,59 @@ def finish(
             return
         result = runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
         runs.show_run([result], folder, as_json, quiet)
+
+
+@gist_app.command()
+def add(run: Run, site: Site, out: Changed, debug: Debug = False) -> None:
+    """Add a site's sums: the model is then the one of a run in which it took part."""
+    _change(run, site, 1, out, debug)
+
+
+@gist_app.command()
+def remove(run: Run, site: Site, out: Changed, debug: Debug = False) -> None:
+    """Subtract a site's sums: the model is then the one of a run without it."""
+    _change(run, site, -1, out, debug)
+
+
+@gist_app.command()
+def sums(
+    model: Annotated[Path, typer.Argument(help="The folder of the run, or of its exported model.")],
+    data: Annotated[Path, typer.Argument(help="Folder with the site's images: train and test, any format.")],
+    out: Annotated[Path, flag("out", "The file to write.", "FILE")],
+    debug: Debug = False,
+) -> None:
+    """At a site: write the sums that `fedgist gist add` and `remove` take, and nothing else of the data."""
+    with speaking(debug):
+        from fedgist.experiments import membership
+
+        membership.write(_sums(model, data), out)
+        print(out)
+
+
+def _sums(model: Path, data: Path) -> "Sums":
+    from fedgist.core.task import Task
+    from fedgist.experiments import membership
+    from fedgist.federation.protocol.policy import Refused
+    from fedgist.federation.site_setup import client_data
+
+    _, _, about = membership.opened(model)
+    ends, mean, std = (about.low or (), about.high or ()), about.mean or (), about.std or ()
+    task = Task(about.input_shape, about.classes, *ends, {}, "", mean=mean, std=std)
+    try:
+        return membership.sums_of(model, client_data(data, task))
+    except Refused as error:
+        raise FedgistError(f"{data}: {error}") from error
+
+
+def _change(run: Path, site: Path, sign: int, out: Path, debug: bool) -> None:
+    with speaking(debug):
+        from fedgist.experiments import membership
+        from fedgist.experiments.folder import RunFolder
+
+        folder = RunFolder(run.expanduser())
+        _, _, there = membership.known(folder)
+        found = membership.read(site, there) if site.is_file() else _sums(folder.path, site)
+        accuracy = membership.change(folder, found, sign, out)
+        print(f"accuracy  {accuracy:.4f}")
+        print(f"samples   {there.samples:,.0f} {'+' if sign > 0 else '−'} {found.samples:,.0f}")
+        print(f"run       {out}")

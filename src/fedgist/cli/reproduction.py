@@ -97,6 +97,10 @@ def reproduce(
                     reproduction.save(whole, found, keep)
 
             wrong = _run(todo, at_once, finished, save, as_json or quiet)
+            if not wrong:  # what is finished later has been trained now
+                todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
+                reproduction.carry_over(todo, out)
+                wrong = _run(todo, at_once, finished, save, as_json or quiet)
         save()
         found = reproduction.load(chosen, [keep])
         _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)

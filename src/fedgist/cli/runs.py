@@ -1,13 +1,11 @@
-"""Commands that run methods or show runs: run, compare, demo, report."""
+"""Commands that run methods or show runs: run, compare, demo, report, table."""
 
-import json
 import shlex
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,8 +30,9 @@ from fedgist.cli.common import (
     speaking,
     warning_once,
 )
+from fedgist.cli.outcome import show_run, side_by_side
 from fedgist.core.errors import FedgistError
-from fedgist.words import size
+from fedgist.words import bytes_in
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
@@ -44,6 +43,9 @@ app = typer.Typer()
 
 Target = Annotated[
     str | None, flag("target", "Accuracy that rounds and bytes are counted to; 95 % of the best without it.", "X")
+]
+Fairness = Annotated[
+    bool, typer.Option("--fairness", help="Run `independent` too, and say which clients gain over learning alone.")
 ]
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
@@ -62,6 +64,7 @@ def run(
     as_json: Json = False,
     live: Live = False,
     port: Port = 0,
+    fairness: Fairness = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard into the run's folder.")
     ] = False,
@@ -86,7 +89,8 @@ def run(
         folder = out or default_folder(runner.prepare(resolved))
         group = folder if resolved.seeds > 1 else None
         with _live(folder, live, port):
-            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite)
+            alone = _alone(resolved, folder, as_json or quiet) if fairness else None
+            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite, alone)
         show_run(results, folder, as_json, quiet)
 
 
@@ -99,6 +103,10 @@ def compare(
     config: Config = None,
     set: Set = None,
     target: Target = None,
+    budget: Annotated[
+        str | None, flag("budget", "What every method may spend, as in rounds=20 or bytes=10MB.", "WHAT=N")
+    ] = None,
+    fairness: Fairness = False,
     out: Out = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -116,14 +124,22 @@ def compare(
         from fedgist.experiments import comparison
         from fedgist.experiments import config as configs
 
-        layer = {**(configs.load(config) if config else {}), **configs.assignments(set or []), **flags}
-        goal = None if target is None else _fraction(target)
-        resolved, notes = comparison.compare(methods, layer, profile)
+        own, layer = configs.load_several(config) if config else ({}, {})
+        layer = {**layer, **configs.assignments(set or []), **flags}
+        goal, spent = None if target is None else _fraction(target), {} if budget is None else _budget(budget)
+        if fairness and comparison.ALONE not in methods:
+            methods = [*methods, comparison.ALONE]
+        resolved, notes = comparison.compare(methods, {**layer, **spent}, profile, own)
+        if "max_bytes" in spent:
+            notes.append(
+                "a method stops before a round that, as dear as its dearest so far, would exceed the budget; the "
+                "first is always made, and no method makes more rounds than its profile or --rounds says"
+            )
         note("\n".join(notes), as_json or quiet)
         out = out or _free("compare")
         with _live(out, live, port):
             groups = _run_all(resolved, out, resume, as_json or quiet, overwrite)
-        _side_by_side(groups, out, as_json, quiet, goal)
+        side_by_side(groups, out, as_json, quiet, goal)
 
 
 @app.command()
@@ -140,10 +156,10 @@ def demo(
         from fedgist.experiments import comparison
 
         chosen = [name.strip() for name in only.split(",")] if only else None
-        resolved, instead = comparison.demo(chosen, DEMO)
-        note(instead, as_json)
+        resolved, notes = comparison.demo(chosen, DEMO)
+        note("\n".join(notes), as_json)
         out = out or _free("demo")
-        _side_by_side(_run_all(resolved, out, resume, as_json or quiet), out, as_json, quiet)
+        side_by_side(_run_all(resolved, out, resume, as_json or quiet), out, as_json, quiet)
 
 
 @app.command()
@@ -151,6 +167,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
     out: Annotated[Path | None, flag("out", "The page; report.html in the first folder without it.", "FILE")] = None,
     target: Target = None,
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="With all that it needs inside: 5 MB more.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the HTML report of runs."""
@@ -158,8 +177,35 @@ def report(
         from fedgist.experiments import folder
         from fedgist.experiments import report as reports
 
+        if out is not None and out.suffix.lower() in (".csv", ".tex", ".md"):
+            form = out.suffix.lower().removeprefix(".")
+            named = " ".join(shlex.quote(str(path)) for path in runs)
+            raise FedgistError(
+                f"a report is a page, {out} would be a table: fedgist table {named} --format {form} > {out}"
+            )
         found = [run for path in runs for run in folder.run_folders(path)]
-        print(reports.write(found, out or runs[0] / "report.html", None if target is None else _fraction(target)))
+        goal = None if target is None else _fraction(target)
+        print(reports.write(found, out or runs[0] / "report.html", goal, single_file))
+
+
+@app.command()
+def table(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    form: Annotated[str, flag("format", "md, csv or tex.", "NAME")] = "md",
+    out: Annotated[Path | None, flag("out", "File to write to; without it, standard output.", "FILE")] = None,
+    debug: Debug = False,
+) -> None:
+    """Print a table of runs, a row for each configuration, with means and deviations over its seeds."""
+    with speaking(debug):
+        from fedgist.experiments import folder, result_table
+        from fedgist.experiments.report.runs import grouped, read
+
+        found = [read(run) for path in runs for run in folder.run_folders(path)]
+        text = result_table.write(grouped(found), form)
+        if out is None:
+            print(text, end="")
+        else:
+            folder.write_text(out, text)
 
 
 def _begun(out: Path | None) -> "RunFolder":
@@ -201,8 +247,12 @@ def _run_seeds(
     group: Path | None = None,
     tensorboard: bool = False,
     overwrite: bool = False,
+    alone: "Sequence[RunFolder | None] | None" = None,
 ) -> "list[Result]":
-    """The runs of a configuration; `group` is the folder of all runs of this command, where there are several."""
+    """The runs of a configuration; `group` is the folder of all runs of this command, where there are several.
+
+    `alone` are the runs of `independent` with the same seeds, where there are any.
+    """
     from fedgist.experiments import runner
     from fedgist.experiments.folder import each_seed
     from fedgist.experiments.progress import Several, choose
@@ -214,8 +264,8 @@ def _run_seeds(
     ]
     try:
         return [
-            runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite)
-            for (one, path), listener in zip(runs, listeners, strict=True)
+            runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite, alone=beside)
+            for (one, path), listener, beside in zip(runs, listeners, alone or [None] * len(runs), strict=True)
         ]
     except runner.Interrupted as stop:
         if group is None:
@@ -224,57 +274,42 @@ def _run_seeds(
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
 
 
+def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder | None]":
+    """Runs `independent` on the ground of a run, in a folder beside it that is found again by its name."""
+    from fedgist.experiments import fairness, runner
+    from fedgist.experiments.folder import RunFolder, each_seed, run_name
+
+    alone = fairness.alone(config)
+    folder = out.parent / run_name(runner.prepare(alone))
+    _run_seeds(alone, folder, resume=True, quiet=quiet, group=folder)
+    return [RunFolder(path) for _, path in each_seed(alone, folder)]
+
+
 def _run_all(
     configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool, overwrite: bool = False
 ) -> "list[tuple[Path, list[Result]]]":
-    """Runs the configurations one after the other, each in its own folder."""
-    folders = [out / config.method for config in configs]
-    return [
-        (folder, _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite))
-        for config, folder in zip(configs, folders, strict=True)
-    ]
+    """Runs the configurations one after the other, each in its own folder; first the one that others look back to."""
+    from fedgist.experiments.comparison import ALONE
+    from fedgist.experiments.folder import RunFolder, each_seed
+
+    done: dict[str, list[Result]] = {}
+    alone = None
+    for config in sorted(configs, key=lambda config: config.method != ALONE):
+        folder = out / config.method
+        done[config.method] = _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite, alone=alone)
+        if config.method == ALONE:
+            found = [RunFolder(path) for _, path in each_seed(config, folder)]
+            alone = [one if one.fairness.is_file() else None for one in found]  # one from before says nothing
+    return [(out / config.method, done[config.method]) for config in configs]
 
 
-def _side_by_side(
-    groups: "Sequence[tuple[Path, list[Result]]]", out: Path, as_json: bool, quiet: bool, target: float | None = None
-) -> None:
-    """Shows one table and one report of several runs."""
-    from fedgist.experiments import comparison
-    from fedgist.experiments.folder import RunFolder
-
-    folders = [[RunFolder(str(result.folder)) for result in results] for _, results in groups]
-    target, standings = comparison.standings(folders, target)
-    report = _write_report(out, as_json or quiet, [run for runs in folders for run in runs], target)
-    if as_json:
-        objects = [
-            {**_object(results, folder), "rounds_to_target": s.rounds_to, "bytes_to_target": s.bytes_to}
-            | {"server_sees": s.server_sees}
-            for (folder, results), s in zip(groups, standings, strict=True)
-        ]
-        print(json.dumps({"runs": objects, "target": target, "report": None if report is None else str(report)}))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    to = f"to {target:.4f}"
-    table = Table("method", "accuracy", "best", f"rounds {to}", f"bytes {to}", "bytes up", "bytes down", "seconds")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.add_column("the server sees", max_width=30)
-    for (_, results), s in zip(groups, standings, strict=True):
-        name, *accuracies, up, down, seconds = _row(results)
-        reached = (_reached(s.rounds_to, "{:.0f}".format), _reached(s.bytes_to, size))
-        table.add_row(name, *accuracies, *reached, up, down, seconds, s.server_sees)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-    print(f"runs in {out}" if report is None else f"report: {report}")
-
-
-def _reached(values: Sequence[float | None], show: Callable[[float], str]) -> str:
-    """The mean over the seeds that reached the target, and how many those are where it is not all."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "never"
-    return show(statistics.fmean(there)) + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
+def _budget(text: str) -> dict[str, int]:
+    """A budget as an option of every run."""
+    what, _, amount = text.partition("=")
+    count = bytes_in(amount) if what == "bytes" else int(amount) if amount.isdecimal() else None
+    if what not in ("bytes", "rounds") or not count:
+        raise FedgistError(f"--budget must be as rounds=20 or bytes=10MB, not {text!r}")
+    return {"max_bytes": count} if what == "bytes" else {"rounds": count}
 
 
 def _fraction(text: str) -> float:
@@ -285,75 +320,3 @@ def _fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise FedgistError(f"--target must be an accuracy above 0 and at most 1, as in 0.9, not {text!r}")
     return value
-
-
-def _row(results: "Sequence[Result]") -> tuple[str, ...]:
-    return (
-        results[0].method,
-        _spread([r.accuracy for r in results]),
-        _spread([r.accuracy_max for r in results]),
-        size(statistics.fmean(r.bytes_up for r in results)),
-        size(statistics.fmean(r.bytes_down for r in results)),
-        f"{statistics.fmean(r.seconds for r in results):.1f}",
-    )
-
-
-def _spread(values: Sequence[float]) -> str:
-    """The value, or mean ± standard deviation (of a sample: n − 1) over several seeds."""
-    mean = f"{statistics.fmean(values):.4f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
-
-
-def show_run(results: "Sequence[Result]", folder: Path, as_json: bool, quiet: bool) -> None:
-    """Writes the report of a run, which may have several seeds, and prints what came out."""
-    report = _write_report(folder, as_json or quiet)
-    if as_json:
-        print(json.dumps(_object(results, folder)))
-    else:
-        _summary(results, folder, report)
-
-
-def _object(results: "Sequence[Result]", folder: Path) -> dict[str, Any]:
-    """What --json prints; with several seeds means, the standard deviation, and the single runs."""
-    singles: list[dict[str, Any]] = [
-        {
-            "method": r.method,
-            "accuracy": r.accuracy,
-            "bytes_up": r.bytes_up,
-            "bytes_down": r.bytes_down,
-            "seconds": r.seconds,
-            "run": str(r.folder),
-        }
-        for r in results
-    ]
-    if len(singles) == 1:
-        return singles[0]
-    keys = ("accuracy", "bytes_up", "bytes_down", "seconds")
-    means = {key: statistics.fmean(single[key] for single in singles) for key in keys}
-    spread = statistics.stdev(s["accuracy"] for s in singles)
-    return {"method": results[0].method, **means, "std": spread, "run": str(folder), "runs": singles}
-
-
-def _summary(results: "Sequence[Result]", folder: Path, report: Path | None) -> None:
-    _, accuracy, best, up, down, seconds = _row(results)
-    five = _spread([r.accuracy_best5 for r in results])
-    print(f"accuracy  {accuracy} (best {best}, mean of the best five {five})")
-    print(f"bytes     {up} up, {down} down")
-    print(f"seconds   {seconds}")
-    print(f"run       {folder}")
-    if report is not None:
-        print(f"report    {report}")
-
-
-def _write_report(
-    folder: Path, quiet: bool, runs: "Sequence[RunFolder] | None" = None, target: float | None = None
-) -> Path | None:
-    """The report of the runs in a folder, in the order of `runs`, or a line on what it needs."""
-    from fedgist.experiments import report as reports
-    from fedgist.experiments.folder import run_folders
-
-    try:
-        return reports.write(runs or run_folders(folder), folder / "report.html", target)
-    except reports.MissingPlotly as missing:
-        note(f"no report.html: {missing}", quiet)
-        return None

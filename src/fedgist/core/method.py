@@ -59,6 +59,8 @@ class Method(ABC, Generic[C]):
     """Whether the method wants one site that holds everybody's data."""
     peer_to_peer: ClassVar[bool] = False
     """Whether `round` also works at a client, whose ids are itself and its neighbours, so that no server is needed."""
+    learns: str = ""
+    """What is learned, in a few words, where that is not the run's model."""
     handlers: Mapping[type, Handler] = {}
     """By the request that each answers; an object may leave out what its configuration does not need."""
 

@@ -150,3 +150,5 @@ class Task:
     proxy: Tensor | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    private: bool = False
+    """Whether what clients send is differentially private: then one record may move a sum by no more than declared."""

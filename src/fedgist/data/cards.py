@@ -14,8 +14,8 @@ class Card:
     name: str
     what: str
     """What its images show."""
-    shape: tuple[int, int, int]
-    """Channels, height and width of an image."""
+    shape: tuple[int, ...]
+    """Channels, height and width of an image, or the columns of a table."""
     classes: int
     note: str
     """What its line ends with: where it is from."""
@@ -35,8 +35,10 @@ class Card:
 
     @property
     def line(self) -> str:
-        channels, height, width = self.shape
         counts = "" if self.sizes is None else f"{self.sizes[0]:,} + {self.sizes[1]:,} "
+        if len(self.shape) == 1:
+            return f"{counts}rows of {self.shape[0]} {self.what}, {self.classes} classes{self.note}"
+        channels, height, width = self.shape
         colour = "grey" if channels == 1 else "colour"
         return f"{counts}{colour} {height}×{width} {self.what}, {self.classes} classes{self.note}"
 
@@ -52,6 +54,24 @@ def _folder(paper: str) -> str:
 
 ALL = (
     Card("digits", "digits", (1, 8, 8), 10, ", from scikit-learn; nothing to fetch", (1438, 359)),
+    Card(
+        "breast_cancer",
+        "measurements of cell nuclei",
+        (30,),
+        2,
+        ", from scikit-learn; nothing to fetch (Street et al. 1993)",
+        (456, 113),
+        names=("malignant", "benign"),
+    ),
+    Card(
+        "wine",
+        "measurements of wines",
+        (13,),
+        3,
+        ", from scikit-learn; nothing to fetch (Aeberhard et al. 1992)",
+        (142, 36),
+        names=("class_0", "class_1", "class_2"),
+    ),
     Card(
         "mnist5k",
         "digits of MNIST",

@@ -1,9 +1,9 @@
-"""Image data sets as tensors: two that come with Python packages, and any that lies in a folder.
+"""Data sets as tensors: four that come with Python packages, and any that lies in a folder.
 
-`digits` and `mnist5k` have no published split, so theirs is fixed here. Of each class, the fifth (rounded) that
-`Rng(0, name, "split", label).permutation(n)` puts first is test and the rest is train; then each set is put in the
-order of `Rng(0, name, "order", "train" or "test").permutation(n)`, because the source may be sorted by class and a
-prefix (`limit`) should hold them all.
+`digits`, `mnist5k`, `breast_cancer` and `wine` have no published split, so theirs is fixed here. Of each class, the
+fifth (rounded) that `Rng(0, name, "split", label).permutation(n)` puts first is test and the rest is train; then each
+set is put in the order of `Rng(0, name, "order", "train" or "test").permutation(n)`, because the source may be sorted
+by class and a prefix (`limit`) should hold them all.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
-from fedgist.data import exports, formats
+from fedgist.data import exports, formats, tables
 from fedgist.data.cards import CARDS
 from fedgist.data.downloads import fetch
 from fedgist.data.files import Images, read_npz, write_npz
 from fedgist.data.inventory import cache_folder, missing_files, readable, root
 
 NORMALISATIONS = {
-    "dataset": "published mean and deviation of each channel, or those of the train set",
+    "dataset": "published mean and deviation of each channel, those that the files state, or those of the train set",
     "half": "mean 0.5, deviation 0.5: pixels in [-1, 1]",
     "train": "one mean and one deviation over all pixels of the train images that are kept",
     "unit": "pixels in [0, 1]",
@@ -42,9 +42,9 @@ class Dataset:
     """int64, 0 to classes − 1."""
     classes: int
     low: tuple[float, ...]
-    """What a black pixel becomes, for each channel."""
+    """What a black pixel becomes, for each channel; of other data, the least value of the test set."""
     high: tuple[float, ...]
-    """What a pixel of full intensity becomes, for each channel."""
+    """What a pixel of full intensity becomes, or the largest value."""
     mean: tuple[float, ...] = ()
     """What was subtracted, for each channel, from pixels of which full intensity is 1."""
     deviation: tuple[float, ...] = ()
@@ -53,6 +53,8 @@ class Dataset:
     """Of the classes, where they are known."""
     groups: Tensor | None = None
     """int64, on the CPU: who each image is from (a writer, a person, a hospital), where that is known."""
+    columns: tuple[str, ...] = ()
+    """Of a table, where they have names; a category is called NAME=VALUE."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -86,9 +88,10 @@ def load(
     train, test = _read(name, data_dir)
     classes = _count_classes(name, train.labels, test.labels)
     groups = None if train.groups is None else train.groups[:limit]
-    kept = Images(train.pixels[:limit], train.labels[:limit], train.peak, groups, train.names)
+    kept = replace(train, pixels=train.pixels[:limit], labels=train.labels[:limit], groups=groups)
     mean, deviation = _normalisation(normalise, name, train, kept)
-    return _dataset(name, kept, classes, mean, deviation), _dataset(name, test, classes, mean, deviation)
+    ends = _range(test)
+    return _dataset(name, kept, classes, mean, deviation, ends), _dataset(name, test, classes, mean, deviation, ends)
 
 
 def export(
@@ -118,6 +121,10 @@ def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form
 def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
     if name == "digits":
         return _split(name, _digits())
+    if name in tables.EMBEDDED:
+        train, test = _split(name, tables.embedded(name))
+        mean, std = _by_channel(train)
+        return replace(train, mean=mean, std=std), replace(test, mean=mean, std=std)
     base = root(data_dir)
     is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
     folder = base / name if base and is_plain else None
@@ -182,10 +189,8 @@ def _split(name: str, images: Images) -> tuple[Images, Images]:
     train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
     train = train[rng("order", "train").permutation(len(train)).numpy()]
     test = test[rng("order", "test").permutation(len(test)).numpy()]
-    return (
-        Images(images.pixels[train], images.labels[train], images.peak),
-        Images(images.pixels[test], images.labels[test], images.peak),
-    )
+    chosen = (replace(images, pixels=images.pixels[some], labels=images.labels[some]) for some in (train, test))
+    return next(chosen), next(chosen)
 
 
 def _count_classes(name: str, train: np.ndarray, test: np.ndarray) -> int:
@@ -205,7 +210,7 @@ def _count_classes(name: str, train: np.ndarray, test: np.ndarray) -> int:
 
 def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[Sequence[float], Sequence[float]]:
     """Mean and deviation for each channel, on the scale where full intensity is 1."""
-    channels = train.pixels.shape[3] if train.pixels.ndim == 4 else 1
+    channels = train.planes.shape[1]
     if kind == "unit":
         return [0.0] * channels, [1.0] * channels
     if kind == "half":
@@ -215,13 +220,25 @@ def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[S
         return [mean] * channels, [deviation] * channels
     if name in CARDS and len(CARDS[name].mean) == channels:
         return CARDS[name].mean, CARDS[name].deviation
-    planes = train.pixels.reshape(-1, channels)
-    moments = [_moments(planes[:, channel], train.peak) for channel in range(channels)]
-    return [mean for mean, _ in moments], [deviation for _, deviation in moments]
+    return _by_channel(train)
 
 
-def _moments(pixels: np.ndarray, peak: int) -> tuple[float, float]:
-    """Mean and standard deviation from the histogram: exact, and in little memory for any number of pixels."""
+def _by_channel(train: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The numbers that the files state, and for channels of which they state none those of the train set."""
+    planes = train.planes
+    stated = list(zip(train.mean, train.std, strict=True)) or [(None, None)] * planes.shape[1]
+    found = [
+        _moments(planes[:, channel], train.peak) if mean is None or std is None else (mean, std)
+        for channel, (mean, std) in enumerate(stated)
+    ]
+    return tuple(mean for mean, _ in found), tuple(std for _, std in found)
+
+
+def _moments(pixels: np.ndarray, peak: float) -> tuple[float, float]:
+    """Mean and standard deviation; of bytes from the histogram: exact, and in little memory for any number of them."""
+    if pixels.dtype != np.uint8:
+        wide = pixels.astype(np.float64) / peak
+        return float(wide.mean()), float(wide.std()) or 1.0
     chunks = np.array_split(pixels.reshape(-1), 1 + pixels.size // 2**22)
     histogram = sum(np.bincount(chunk, minlength=256) for chunk in chunks) / pixels.size
     values = np.arange(256) / peak
@@ -230,17 +247,30 @@ def _moments(pixels: np.ndarray, peak: int) -> tuple[float, float]:
     return mean, variance**0.5 or 1.0  # a constant channel has nothing to scale
 
 
-def _dataset(name: str, images: Images, classes: int, mean: Sequence[float], deviation: Sequence[float]) -> Dataset:
-    pixels = images.pixels if images.pixels.ndim == 4 else images.pixels[..., None]
-    centre, scale = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (mean, deviation))
+def _range(images: Images) -> np.ndarray:
+    """The least and the largest value of each channel [2, channels]: of pictures as agreed, else of the test set."""
+    planes = images.planes
+    if images.pixels.dtype == np.uint8:
+        return np.repeat([[0.0], [float(images.peak)]], planes.shape[1], 1)
+    others = (0, *range(2, planes.ndim))
+    return np.stack([planes.min(others), planes.max(others)]).astype(np.float64)
 
-    def normalised(raw: Tensor) -> Tensor:
-        return raw.float().div_(images.peak).sub_(centre).div_(scale)
 
-    ends = normalised(torch.tensor([0, images.peak]).view(2, 1, 1, 1).expand(2, len(mean), 1, 1)).flatten(1).tolist()
-    x = normalised(torch.tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))))
+def _dataset(
+    name: str, images: Images, classes: int, mean: Sequence[float], deviation: Sequence[float], ends: np.ndarray
+) -> Dataset:
+    planes = images.planes
+    form = (-1, *[1] * (planes.ndim - 2))
+    centre, scale = (torch.tensor(values, dtype=torch.float32).view(form) for values in (mean, deviation))
+
+    def normalised(raw: np.ndarray) -> Tensor:
+        wide = raw.astype(np.float32) if raw.dtype == np.uint16 else np.ascontiguousarray(raw)
+        return torch.tensor(wide).float().div_(images.peak).sub_(centre).div_(scale)
+
+    low, high = normalised(ends.reshape(2, *[len(mean), *form[1:]])).flatten(1).tolist()
+    x = normalised(planes)
     groups = None if images.groups is None else torch.tensor(images.groups)
-    labels, (low, high) = torch.tensor(images.labels), ends
+    labels = torch.tensor(images.labels)
     names = images.names or (CARDS[name].names if name in CARDS else ())
-    form = tuple(low), tuple(high), tuple(mean), tuple(deviation), names
-    return Dataset(name, x, labels, classes, *form, groups)
+    known = tuple(low), tuple(high), tuple(mean), tuple(deviation), names
+    return Dataset(name, x, labels, classes, *known, groups, images.columns)

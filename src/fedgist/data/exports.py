@@ -2,11 +2,13 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.data import tables
 from fedgist.data.files import IDX_PREFIXES, Images, write_npz
 
 
@@ -28,7 +30,7 @@ def part(images: Images, spec: str) -> Images:
         raise FedgistError(f"part {spec} of {len(images.labels)} images is empty; make fewer parts")
     chosen = slice(int(first) - 1, None, int(count))
     groups = None if images.groups is None else images.groups[chosen]
-    return Images(images.pixels[chosen], images.labels[chosen], images.peak, groups)
+    return replace(images, pixels=images.pixels[chosen], labels=images.labels[chosen], groups=groups)
 
 
 def _write_npz(folder: Path, split: str, images: Images, classes: int) -> None:
@@ -36,7 +38,7 @@ def _write_npz(folder: Path, split: str, images: Images, classes: int) -> None:
 
 
 def _write_idx(folder: Path, split: str, images: Images, classes: int) -> None:
-    if images.pixels.ndim != 3 or classes > 256:
+    if images.pixels.dtype != np.uint8 or images.pixels.ndim != 3 or classes > 256:
         raise FedgistError("IDX files hold grey images of at most 256 classes; choose npz or pictures")
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in (("images-idx3", _full_range(images)), ("labels-idx1", images.labels.astype(np.uint8))):
@@ -50,6 +52,8 @@ def _write_pictures(folder: Path, split: str, images: Images, classes: int) -> N
         from PIL import Image
     except ImportError:
         raise FedgistError("image files need Pillow: pip install 'fedgist[images]'") from None
+    if images.pixels.dtype != np.uint8:
+        raise FedgistError("this data set has no pictures; choose npz or csv")
     width = len(str(classes - 1))  # zero-padded: in the order of their names
     places = [folder / split / f"{label:0{width}d}" for label in range(classes)]
     for place in places:
@@ -67,6 +71,7 @@ def _full_range(images: Images) -> np.ndarray:
 
 FORMS: dict[str, Callable[[Path, str, Images, int], None]] = {
     "npz": _write_npz,
+    "csv": tables.write,
     "idx": _write_idx,
     "pictures": _write_pictures,
 }

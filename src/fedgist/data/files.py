@@ -1,16 +1,17 @@
-"""Images and labels in files: IDX (LeCun's MNIST format, gzipped or not) and `.npz`, read without trusting them.
+"""Samples and labels in files: IDX (LeCun's MNIST format, gzipped or not) and `.npz`, read without trusting them.
 
-A folder holds two splits, `train` and `test`. Each is either `.npz` with the keys `images` (uint8, NHW or NHWC) and
-`labels`, whole (`train.npz`) or in parts (`train_1.npz`, `train_2.npz`, …), or a pair of IDX files.
+A folder holds two splits, `train` and `test`. Each is either `.npz` with the keys `images` (uint8, NHW or NHWC; or any
+other array as float32 or uint16, channels first) and `labels`, whole (`train.npz`) or in parts (`train_1.npz`,
+`train_2.npz`, …), or a pair of IDX files.
 """
 
 import gzip
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,27 @@ class Images:
     """One split as it lies in a file."""
 
     pixels: np.ndarray
-    """uint8, NHW or NHWC."""
+    """Pictures as uint8, NHW or NHWC; any other array as float32 or uint16, its channels (or columns) first."""
     labels: np.ndarray
     """int64, one for each image."""
-    peak: int = 255
-    """The pixel value that stands for full intensity."""
+    peak: float = 255
+    """The value that stands for full intensity, or 1 where there is no such thing."""
     groups: np.ndarray | None = None
     """int64, who each image is from (a writer, a person, a hospital), where that is known."""
     names: tuple[str, ...] = ()
     """Of the classes, where the files say them."""
+    mean: tuple[float | None, ...] = ()
+    """Public numbers of each channel by which everybody normalises, where the files state them, on the scale of 1."""
+    std: tuple[float | None, ...] = ()
+    columns: tuple[str, ...] = ()
+    """Of a table; a category is called NAME=VALUE."""
+
+    @property
+    def planes(self) -> np.ndarray:
+        """The values with channels first, as a model takes them."""
+        if self.pixels.dtype != np.uint8:
+            return self.pixels
+        return (self.pixels if self.pixels.ndim == 4 else self.pixels[..., None]).transpose(0, 3, 1, 2)
 
 
 Reader = Callable[[], tuple[Images, Images]]
@@ -108,8 +121,8 @@ def _join(paths: list[Path]) -> Images:
     parts = [read_npz(path) for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
-        if part.pixels.shape[1:] != first.pixels.shape[1:] or part.peak != first.peak:
-            raise FedgistError(f"{path}: its images have another shape or peak than those of {paths[0].name}")
+        if part.pixels.shape[1:] != first.pixels.shape[1:] or part.peak != first.peak or part.mean != first.mean:
+            raise FedgistError(f"{path}: its images have another shape, peak or mean than those of {paths[0].name}")
     if len(parts) == 1:
         return first
     if any((part.groups is None) != (first.groups is None) for part in parts):
@@ -118,18 +131,19 @@ def _join(paths: list[Path]) -> Images:
         None if first.groups is None else np.concatenate([part.groups for part in parts if part.groups is not None])
     )
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*((p.pixels, p.labels) for p in parts), strict=True))
-    return Images(pixels, labels, first.peak, groups)
+    return replace(first, pixels=pixels, labels=labels, groups=groups)
 
 
 def checked(
-    where: str, pixels: np.ndarray, labels: np.ndarray, peak: int = 255, groups: np.ndarray | None = None
+    where: str, pixels: np.ndarray, labels: np.ndarray, peak: float = 255, groups: np.ndarray | None = None
 ) -> Images:
     """The images, if they are what every reader relies on."""
     channels = pixels.shape[3] if pixels.ndim == 4 else 1
-    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not 1 <= channels <= 4:
+    array = pixels.dtype in (np.float32, np.uint16) and pixels.ndim >= 2
+    if not array and (pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not 1 <= channels <= 4):
         raise FedgistError(
-            f"{where}: images must be uint8 of shape (N, H, W) or (N, H, W, C) with C at most 4, "
-            f"not {pixels.dtype} of shape {pixels.shape}"
+            f"{where}: images must be uint8 of shape (N, H, W) or (N, H, W, C) with C at most 4, or float32 or uint16 "
+            f"of shape (N, columns) or (N, channels, …), not {pixels.dtype} of shape {pixels.shape}"
         )
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise FedgistError(f"{where}: labels must be a list of integers, not {labels.dtype} of shape {labels.shape}")
@@ -139,7 +153,9 @@ def checked(
         raise FedgistError(f"{where}: there are no images in it")
     if labels.min() < 0:
         raise FedgistError(f"{where}: label {labels.min()} is negative; classes are numbered from 0")
-    if pixels.max() > peak:
+    if not np.isfinite(pixels).all():
+        raise FedgistError(f"{where}: not all values are finite numbers; fill in or leave out what is missing")
+    if pixels.dtype != np.float32 and pixels.max() > peak:
         raise FedgistError(f"{where}: a pixel has the value {pixels.max()}, above the declared peak {peak}")
     if groups is None:
         return Images(pixels, labels.astype(np.int64), peak)
@@ -169,25 +185,42 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def read_npz(path: Path) -> Images:
-    """One `.npz` file. Besides `images` and `labels` it may have `peak` (255 when it is missing) and `groups`."""
+    """One `.npz` file. Besides `images` and `labels` it may have `groups`, `peak`, `mean` and `std`.
+
+    A missing `peak` is the largest number of the type (255), of float32 1.
+    """
     with naming_file(path), path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
         if not {"images", "labels"} <= keys:
             raise FedgistError(f"{path} must be an .npz with the keys 'images' and 'labels'; it has {sorted(keys)}")
-        peak = int(archive["peak"]) if "peak" in keys else 255
         pixels, labels = archive["images"], archive["labels"]
+        most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
+        peak = float(archive["peak"]) if "peak" in keys else most
         groups = archive["groups"] if "groups" in keys else None
-    if not 1 <= peak <= 255:
-        raise FedgistError(f"{path}: peak must be between 1 and 255, not {peak}")
-    return checked(str(path), pixels, labels, peak, groups)
+        mean, std = (archive[key].tolist() if key in keys else [] for key in ("mean", "std"))
+    whole = pixels.dtype.kind in "iu"
+    if not (0 < peak < math.inf) or (whole and not (1 <= peak <= most and peak == int(peak))):
+        raise FedgistError(f"{path}: peak must be between 1 and {most}, not {peak:g}")
+    made = checked(str(path), pixels, labels, int(peak) if whole else peak, groups)
+    return normalised_by(str(path), made, mean, std)
+
+
+def normalised_by(where: str, images: Images, mean: Sequence[float], std: Sequence[float]) -> Images:
+    """The images with the public numbers that come with them."""
+    channels = images.planes.shape[1]
+    good = len(mean) == len(std) and len(mean) in (0, channels) and all(isinstance(n, float) for n in (*mean, *std))
+    if not good or not np.isfinite([*mean, *std]).all() or min(std, default=1) <= 0:
+        raise FedgistError(f"{where}: mean and std must be {channels} numbers each, one a channel, and std above 0")
+    return replace(images, mean=tuple(mean), std=tuple(std))
 
 
 def write_npz(path: Path, images: Images) -> None:
     """Writes what `read_npz` reads."""
     from fedgist.storage import replacing  # with torch, which those who only look for files need not wait for
 
-    arrays = {"images": images.pixels, "labels": images.labels, "peak": np.int64(images.peak)}
+    arrays = {"images": images.pixels, "labels": images.labels, "peak": np.array(images.peak)}
+    arrays |= {"mean": np.array(images.mean), "std": np.array(images.std)} if images.mean else {}
     arrays |= {} if images.groups is None else {"groups": images.groups}
     with replacing(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgist.core.errors import FedgistError
-from fedgist.data import cifar, files, pictures
+from fedgist.data import cifar, files, pictures, tables
 from fedgist.data.cards import EMNIST_FILES
 from fedgist.data.files import Images, Reader, check_forms, checked, naming_file, read_idx
 
@@ -94,6 +94,7 @@ def single_labels(where: str, labels: np.ndarray) -> np.ndarray:
 
 FORMATS = (
     _find_npz_or_idx,
+    tables.find,
     cifar.find_python,
     cifar.find_binary,
     _find_emnist,

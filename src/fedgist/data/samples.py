@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.errors import FedgistError
+from fedgist.data import tables
 from fedgist.data.files import checked, naming_file
 from fedgist.data.pictures import SUFFIXES, read_pictures
 
@@ -24,19 +25,30 @@ class Samples:
 
     names: list[str]
     x: Tensor
-    """float32 [samples, channels, height, width]; full intensity of a picture is 1."""
+    """float32 [samples, *shape]; full intensity of a picture is 1."""
     y: Tensor | None
     """int64, where the file says what the samples are."""
 
 
-def read(path: Path, shape: tuple[int, ...], peak: float | None = None) -> Samples:
-    """The samples in a file, each of `shape`; `peak` is the value of full intensity, where the file does not say it."""
+def read(
+    path: Path,
+    shape: tuple[int, ...],
+    peak: float | None = None,
+    columns: Sequence[str] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Samples:
+    """The samples in a file, each of `shape`; `peak` is the value of full intensity, where the file does not say it.
+
+    With `columns`, those of a `.csv` are found by their names; its labels may be the names of `classes`.
+    """
     if path.is_dir():
         return _read_folder(path, shape)
     if not path.is_file():
         raise FedgistError(f"there is no file or folder {path}")
     if path.suffix.lower() in SUFFIXES:
         return _pictures([path], [path.name], shape)
+    if columns and path.suffix.lower() == ".csv":
+        return _read_table(path, columns, classes or ())
     readers = {".npz": _read_npz, ".csv": _read_csv}
     if path.suffix.lower() not in readers:
         raise FedgistError(f"{path} is neither .npz nor .csv, no picture, and no folder of pictures")
@@ -92,6 +104,27 @@ def _read_csv(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples
         raise FedgistError(f"{path}: a row has {values.shape[1]} values, but the model takes {math.prod(shape)}")
     x = _scaled(str(path), values.reshape(-1, *shape), shape, peak or 1)
     return Samples([f"{path.name}:{i}" for i in range(len(x))], x, _labels(str(path), labels, len(x)))
+
+
+def _read_table(path: Path, columns: Sequence[str], classes: Sequence[str]) -> Samples:
+    """A sample a row, its columns in any order; one that is left over is the label."""
+    heading, rows = tables.read_rows(path)
+    numeric = [name for name in columns if name in heading]
+    categorical: dict[str, list[str]] = {}
+    for column in [name for name in columns if name not in heading]:
+        name = next((name for name in heading if column.startswith(f"{name}=")), None)
+        if name is None:
+            raise FedgistError(f"{path}: there is no column {column.partition('=')[0]!r}, which the model takes")
+        categorical.setdefault(name, []).append(column.removeprefix(f"{name}="))
+    left = [name for name in heading if name not in numeric and name not in categorical]
+    target = next((name for name in left if len(left) == 1 or name.lower() in LABELS), None)
+    x = torch.tensor(tables.encode(path, heading, rows, numeric, categorical))
+    labels = None
+    if target is not None:
+        known = {name: label for label, name in enumerate(classes)} | {str(i): i for i in range(len(classes))}
+        cells = [row[heading.index(target)] for row in rows]
+        labels = torch.tensor([tables.known(path, i, target, cell, known) for i, cell in enumerate(cells, 2)])
+    return Samples([f"{path.name}:{i}" for i in range(len(x))], x, labels)
 
 
 def _is_number(text: str) -> bool:

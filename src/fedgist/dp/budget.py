@@ -22,6 +22,7 @@ from fedgist.dp import accountant
 from fedgist.dp.accountant import Release, together
 
 UNIT = "one record, added or removed"
+SPENT = "the privacy budget of this data set is spent"
 WARNED_BELOW = 10
 """δ is the chance that a record is given away whole: times the records it should be far below 1."""
 
@@ -106,11 +107,11 @@ class Book:
             if (cost := limit.cost(together((*before, release)))) > limit.epsilon * (1 + 1e-9):
                 spent = limit.cost(before)
                 raise Spent(
-                    f"the privacy budget of this data set is spent: ε = {spent:.4g} of {limit.epsilon:g} at δ = "
+                    f"{SPENT}: ε = {spent:.4g} of {limit.epsilon:g} at δ = "
                     f"{limit.delta:g} are used, and this release would make it {cost:.4g}"
                 )
             if file is not None:
-                line = {"key": key, **release.row(), **about, "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
+                line = {**about, "key": key, **release.row(), "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,6 +15,7 @@ Bits = Callable[[int], Tensor]
 
 LARGEST = 1 << 24
 """σ: squares of 63 σ fit into 64 bits."""
+MASK = (1 << 63) - 1
 PART = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Numbers at once: few enough for a CPU's caches."""
 
@@ -23,52 +24,43 @@ def discrete_gaussian(count: int, sigma: int, bits: Bits) -> Tensor:
     """`count` integers of the discrete Gaussian."""
     if not 1 <= sigma <= LARGEST:
         raise ValueError(f"σ must be from 1 to {LARGEST}, not {sigma}")
-
-    def attempt(size: int) -> tuple[Tensor, Tensor]:
-        """Discrete Laplace numbers of scale σ, kept with probability exp(−(|k| − σ)²/2σ²)."""
-        k = _laplace(size, sigma, bits)
-        distance = (k.abs() - sigma).clamp_max(64 * sigma)  # nothing that far is kept in the life of the universe
-        return k, _bernoulli_exp(distance.square(), 2 * sigma * sigma, bits)
-
     part = PART[bits(1).device.type]
-    whole, rest = divmod(count, part)
-    parts = [_until_kept(size, attempt) for size in [part] * whole + [rest] * (rest > 0)]
-    return torch.cat(parts) if parts else bits(0)
+    found = [bits(0)]
+    while (missing := count - sum(map(len, found))) > 0:
+        k = _laplace(min(part, 2 * missing + 64), sigma, bits)
+        # Kept with probability exp(−(|k| − σ)²/2σ²); what is beyond 65 σ, in no life of the universe.
+        distance = (k.abs() - sigma).clamp_max(64 * sigma)
+        found.append(k[_bernoulli_exp(distance.square(), 2 * sigma * sigma, bits)][:missing])
+    return torch.cat(found)
 
 
 def _laplace(count: int, scale: int, bits: Bits) -> Tensor:
-    """Integers with probability ∝ exp(−|k|/s): k = ±(u + s·v), where 0 has but one sign."""
-
-    def attempt(size: int) -> tuple[Tensor, Tensor]:
-        low = _below(scale, size, bits)
-        keep = _bernoulli_exp(low, scale, bits)
-        found = low + scale * _geometric(size, bits)
-        negative = bits(size) < 0
-        return torch.where(negative, -found, found), keep & ~(negative & (found == 0))
-
-    return _until_kept(count, attempt)
+    """About 0.6 · `count` integers with probability ∝ exp(−|k|/s): k = ±(u + s·v), where 0 has but one sign."""
+    low = _below(scale, count, bits)
+    low = low[_bernoulli_exp(low, scale, bits)]
+    found = low + scale * _successes(len(low), bits)
+    negative = bits(len(low)) < 0
+    return torch.where(negative, -found, found)[~(negative & (found == 0))]
 
 
-def _geometric(count: int, bits: Bits) -> Tensor:
-    """How often Bernoulli(1/e) succeeds before it fails."""
+def _successes(count: int, bits: Bits) -> Tensor:
+    """How often Bernoulli(1/e) succeeds before it fails; three trials at a time."""
     total = torch.zeros_like(bits(1)).repeat(count)
     going = torch.arange(count, device=total.device)
     while len(going):
-        going = going[_bernoulli_exp(torch.ones_like(going), 1, bits)]
-        total[going] += 1
+        trials = _bernoulli_exp_rest(torch.ones_like(total[:1]).repeat(3 * len(going)), 1, bits).view(-1, 3)
+        run = trials.long().cumprod(1).sum(1)
+        total[going] += run
+        going = going[run == 3]
     return total
 
 
 def _bernoulli_exp(numerator: Tensor, denominator: int, bits: Bits) -> Tensor:
-    """True with probability exp(−γ), γ = numerator/denominator ≥ 0: e^−1 for each whole, then the rest."""
+    """True with probability exp(−γ), γ = numerator/denominator ≥ 0: 1/e succeeds as often as γ has wholes; the rest."""
     whole = numerator // denominator
     result = _bernoulli_exp_rest(numerator - whole * denominator, denominator, bits)
     left = torch.nonzero(result & (whole > 0)).flatten()
-    while len(left):
-        again = _bernoulli_exp_rest(torch.ones_like(left), 1, bits)
-        result[left[~again]] = False
-        whole[left] -= 1
-        left = left[again & (whole[left] > 0)]
+    result[left] = _successes(len(left), bits) >= whole[left]
     return result
 
 
@@ -85,22 +77,10 @@ def _bernoulli_exp_rest(numerator: Tensor, denominator: int, bits: Bits) -> Tens
 
 
 def _below(end: int, count: int, bits: Bits) -> Tensor:
-    """Whole numbers from 0 to below `end`, all as likely: as many bits as it has, drawn anew where too large."""
-    mask = (1 << (end - 1).bit_length()) - 1
-
-    def attempt(size: int) -> tuple[Tensor, Tensor]:
-        number = bits(size) & mask
-        return number, number < end
-
-    return bits(count) & mask if mask == end - 1 else _until_kept(count, attempt)
-
-
-def _until_kept(count: int, attempt: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
-    """Rejection sampling for many at once: those that are not kept are drawn anew."""
-    found, keep = attempt(count)
-    missing = torch.nonzero(~keep).flatten()
-    while len(missing):
-        again, keep = attempt(len(missing))
-        found[missing[keep]] = again[keep]
-        missing = missing[~keep]
-    return found
+    """Whole numbers from 0 to below `end`, all as likely: the rest of 63 bits, drawn anew beyond its last multiple."""
+    if end == 1:
+        return torch.zeros_like(bits(1)).expand(count)
+    number = bits(count) & MASK
+    while len(again := torch.nonzero(number >= MASK - MASK % end).flatten()):
+        number[again] = bits(len(again)) & MASK
+    return number % end

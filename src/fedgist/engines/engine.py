@@ -42,6 +42,8 @@ class RoundReport:
     """What the nodes put up for a person to look at."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Sites that were asked and did not answer, and why, where an engine knows."""
+    steps: int | None = None
+    """Steps of loops that all clients together computed, where they are in this process."""
 
 
 class Engine(ABC):

@@ -93,6 +93,10 @@ class Layer(ABC):
     def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
         """The sum of the additive fields over what travelled, or `TooFewAnswers`."""
 
+    def over(self, why: str) -> bool:
+        """Whether a site that failed with these words is done with this run."""
+        return False
+
     def describe(self) -> Mapping[str, Any]:
         """What a site elsewhere is told, to make the other half; empty where there is none."""
         return {}

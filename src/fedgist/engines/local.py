@@ -17,11 +17,11 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
-from fedgist.core.method import Method
+from fedgist.core.method import Handler, Method
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, SiteFailure, answer, client_rng
 from fedgist.engines.layer import Layer, Unfit
-from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
+from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
 
 Outage = Callable[[str, int, int], bool]
 """Whether a client (id, round, exchange) fails to answer."""
@@ -138,11 +138,13 @@ class LocalEngine(Engine):
             if not isinstance(outcome, TooFewAnswers):
                 self.states[node] = self._put(outcome)  # as after a resume
         self.working = {}
-        return RoundReport(self.rounds_done, self.answered, skipped[0] if all_skipped else None, self.shown)
+        reason = skipped[0] if all_skipped else None
+        return RoundReport(self.rounds_done, self.answered, reason, self.shown, steps=sum(self.steps))
 
     def _begin(self, phase: str, round: int) -> None:
         super()._begin(phase, round)
         self.working, self.working_under_way = {}, dict(self.under_way)
+        self.steps: list[int] = []  # of the loops of clients; they may be appended to from several threads
 
     def _random_outage(self, probability: float) -> Outage:
         def out(id: str, round: int, exchange: int) -> bool:
@@ -178,9 +180,12 @@ class LocalEngine(Engine):
             self.count(ask.node, name, "down", type(msg), leaves)
             self.count_invitation(ask.node, name, invitation)
             site = self._site(name)
-            start = partial(answer, self.method, handler, site, received)
+            start = partial(self._answer, handler, site, received)
             deliveries.append(Delivery(site, start, self._stored(name), invitation))
         return deliveries
+
+    async def _answer(self, handler: Handler, site: Site, msg: Any) -> Any:
+        return await counting(answer(self.method, handler, site, msg), self.steps.append)
 
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
         """Keep the states of the sites that answered, count their replies, and show the asker what it may see."""

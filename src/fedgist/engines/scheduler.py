@@ -1,7 +1,7 @@
 """The scheduler: drives the coroutines of methods, and the interface of the executors that do their work."""
 
 import types
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fedgist.core.federation import Ask
-from fedgist.core.work import Place, execute
+from fedgist.core.work import Place, Scan, execute, length
 
 Role = Coroutine[Any, Any, Any]
 
@@ -67,6 +67,22 @@ class Finished:
     """A round coroutine has returned."""
 
     result: Any
+
+
+@types.coroutine
+def counting(role: Role, count: Callable[[int], None]) -> Generator[Any, Any, Any]:
+    """A coroutine as it is; of every loop that it hands to the executor, `count` is told the number of steps."""
+    value = None
+    try:
+        while True:
+            request = role.send(value)
+            if isinstance(request, Scan):
+                count(length(request.xs))
+            value = yield request
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        role.close()
 
 
 @types.coroutine

@@ -235,6 +235,8 @@ class SecureSum(Layer):
         """R of the fields that need more than the first."""
         self.signed: dict[str, Any] = {}
         """Of the last sum: which it was, and who has signed for what set."""
+        self.told: dict[str, Any] = {}
+        """What sites elsewhere are told of this layer."""
         self._asked: tuple[Group, Numbers] | None = None
         self._steady: tuple[str, tuple[str, ...]] = ("", ())
         self._sites: dict[str, SecureSite] = {}
@@ -242,7 +244,7 @@ class SecureSum(Layer):
     def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
         """Within a round only those who were in its sums so far: sets that differ by a few would tell of those few."""
         kind, alive = self._steady
-        return [id for id in ids if id in alive] if kind == _round(exchange) else ids
+        return [id for id in ids if id in (alive if kind == _round(exchange) else self.ids)]
 
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         numbers = Numbers(self.grid, reply, len(ids), ())
@@ -313,6 +315,9 @@ class SecureSum(Layer):
             for name, vector in sums.items()
             for ring in [numbers.ring_for(name, first[name])]
         }
+
+    def describe(self) -> Mapping[str, Any]:
+        return self.told
 
     def site(self, id: str) -> SiteLayer:
         if id not in self._sites:

@@ -1,13 +1,13 @@
 """`fedgist.run`: a method on a caller's own model and data, or on a named data set, from Python."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
@@ -15,8 +15,9 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import report as reports
 from fedgist.experiments import runner, trained
-from fedgist.experiments.config import OWN
+from fedgist.experiments.config import OWN, is_own
 from fedgist.experiments.folder import RunFolder, run_folders
+from fedgist.experiments.own_data import Chosen, architectures, by_client
 from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
 from fedgist.experiments.trained import About, Trained
@@ -25,9 +26,9 @@ from fedgist.models import Model, from_module
 
 def run(
     method: str,
-    model: str | nn.Module = "mlp",
-    data: str | Sequence[tuple[Tensor, Tensor]] = "digits",
-    test: tuple[Tensor, Tensor] | None = None,
+    model: Chosen | Sequence[Chosen] | Mapping[str, Chosen] = "mlp",
+    data: str | Sequence[Any] | Mapping[str, Any] = "digits",
+    test: Any = None,
     *,
     classes: int | None = None,
     features: str | None = None,
@@ -40,9 +41,12 @@ def run(
 ) -> Result:
     """Run a method and return its result.
 
-    `data` is a list of (images, labels), one pair a client: float tensors [samples, channels, height, width] and whole
-    numbers from 0; then `test` is needed. Or it is the name of a data set, which is split over the clients. `model` is
-    a module, whose weights are the start, or the name of a model. `classes` is needed where not every class occurs in
+    `data` is a list with one item a client, or a dict of them by the clients' names: a pair (inputs, labels) of float
+    tensors [samples, columns] or [samples, channels, …] and whole numbers from 0, or a torch `Dataset` of such pairs,
+    or a `DataLoader` (of which only the data set counts); then `test` is needed, of the same kind. Or it is the name of
+    a data set, which is split over the clients. `model` is a module, whose weights are the start, or the name of one;
+    where the method lets clients have models of their own, a list with one for each, or a dict by their names; the
+    first is the server's. `classes` is needed where not every class occurs in
     the data, `features` where the layer that turns features into class scores is not the module's last linear one.
     `options` are those of the run and of the method, as in `rounds=20, lr=0.1`; `fedgist config METHOD` shows them all.
     Without `out` nothing is written; with it, a folder as of `fedgist run`, with its report where plotly is there.
@@ -51,11 +55,13 @@ def run(
         raise FedgistError("fedgist.run makes one run; for several seeds call it with seed=0, seed=1, …")
     if "dataset" in options:
         raise FedgistError(f"fedgist.run takes a data set as data={options['dataset']!r}, not as dataset")
-    if not isinstance(model, str | nn.Module):
-        raise FedgistError(f"model must be a module or the name of a model, not {type(model).__name__}")
-    own = {} if isinstance(model, str) else {OWN: partial(_from_module, model, features)}
-    fixed = {"method": method, "model": model if isinstance(model, str) else OWN}
-    if isinstance(data, str):
+    held = None if isinstance(data, str) else by_client(data)
+    specs, modules = architectures(model, None if held is None else list(held))
+    if held is not None and len(specs) not in (1, len(held)):
+        raise FedgistError(f"there are {len(specs)} models for {len(held)} clients: give one, or one for each")
+    own = {name: partial(_from_module, module, features) for name, module in modules.items()}
+    fixed = {"method": method, "model": specs[0]} | ({"architectures": tuple(specs)} if len(specs) > 1 else {})
+    if held is None:
         if test is not None or classes is not None:
             raise FedgistError(f"data set {data!r} has its own test set and classes; give them with data of your own")
         config = configs.resolve(options, fixed, {"dataset": data}, profile=profile)
@@ -66,9 +72,9 @@ def run(
         for key in ("clients", "partition"):
             if key in options:
                 raise FedgistError(f"data of your own says who the clients are, one a pair: leave out {key}")
-        brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(data))}
+        brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(held))}
         config = configs.resolve(options, fixed, brought, profile=profile)
-        load = partial(sources.from_memory, data=data, test=test, classes=classes, own_models=own)
+        load = partial(sources.from_memory, data=held, test=test, classes=classes, own_models=own)
     shown = choose(quiet=not progress)
     result = runner.run(config, out, resume=resume, load=load, progress=shown, overwrite=overwrite)
     if result.folder is not None:
@@ -80,11 +86,12 @@ def run(
 def load(
     run: Result | str | Path, client: str | None = None, normalised: bool = False, module: nn.Module | None = None
 ) -> nn.Module:
-    """A model that came out of a run, in eval mode: class scores of inputs [samples, channels, height, width].
+    """A model that came out of a run, in eval mode: class scores of inputs [samples, *shape].
 
     `run` is a result, the folder of a run, or one that `fedgist export` or `fedgist site export` wrote. `client` names
-    whose model it is, where clients keep their own. With `normalised` it takes pixels from 0 to 1; else they have to be
-    normalised as model.json says. `module` is your own one that was trained: a copy of it gets the weights.
+    whose model it is, where clients keep their own. With `normalised` it takes values as in the data
+    (pixels from 0 to 1); else they have to be normalised as model.json says. `module` is your own one that was trained:
+    a copy of it gets the weights.
     """
     found, about = loaded(run, client, module)
     return trained.normalising(found, about) if normalised else found
@@ -110,7 +117,7 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
     config = configs.resolve(configs.load(folder.config))
     if config.partition == OWN != config.dataset:
         raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
-    saved = None if OWN in (config.dataset, config.model) else folder.last_checkpoint()
+    saved = None if config.dataset == OWN or is_own(config.model) else folder.last_checkpoint()
     if not folder.finished or saved is None:
         how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
         raise FedgistError(f"{folder.path} holds a run without its model; {how}")

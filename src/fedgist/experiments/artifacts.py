@@ -1,5 +1,7 @@
 """What is worth looking at: what a method shows in its rounds, kept in the run's folder at a few of them.
 
+Synthetic signals are drawn as curves, and rows of a table in parallel coordinates: a place on the way for each column.
+
 One small file a round: images as bytes, features as half-precision numbers, both with their labels; at most so many of
 each name, taken evenly from all classes. Nothing is read back into a run.
 """
@@ -20,6 +22,7 @@ from fedgist.synthesis.pixels import quantise
 
 TIMES = 8  # about as often in a run, where the configuration does not say how often
 IMAGES, POINTS = 100, 500  # at most so many of a name in a round
+WIDE, HIGH = 90, 45  # pixels of a curve
 FAR = 10  # how many times the width of the data's range an image may leave it by before nobody should trust it
 
 
@@ -58,7 +61,8 @@ def save(exhibits: Sequence[Exhibit], task: Task, path: Path) -> None:
     """Writes what can be looked at; without anything, no file. Exhibits of the same name become one."""
     together: dict[str, list[Exhibit]] = defaultdict(list)
     for exhibit in exhibits:
-        if len(exhibit.values) and (_is_picture(exhibit.values) or exhibit.values.ndim == 2):
+        drawable = _is_picture(exhibit.values) or exhibit.values.ndim == 2 or _is_curve(exhibit.values, task)
+        if len(exhibit.values) and drawable:
             together[exhibit.name].append(exhibit)
     kept = {name: _joined(parts, task) for name, parts in together.items()}
     if kept:
@@ -76,7 +80,8 @@ def out_of_range(exhibits: Sequence[Exhibit], task: Task) -> str | None:
         bottom, top = (float(end) for end in exhibit.values.float().aminmax())
         if not math.isfinite(top - bottom):
             return f"{exhibit.name} are not finite"
-        if exhibit.values.ndim == 4 and not exhibit.stretched and not least <= bottom <= top <= most:
+        inputs = exhibit.values.ndim == 4 or exhibit.values.shape[1:] == task.shape
+        if inputs and not exhibit.stretched and not least <= bottom <= top <= most:
             data = f"the data's pixels from {min(task.low):.2g} to {max(task.high):.2g}"
             return f"{exhibit.name} reach from {bottom:.2g} to {top:.2g}, {data}"
     return None
@@ -96,14 +101,35 @@ def _is_picture(values: Tensor) -> bool:
     return values.ndim == 4 and values.shape[1] in (1, 3)
 
 
+def _is_curve(values: Tensor, task: Task) -> bool:
+    """Whether these are inputs of a task about signals or tables."""
+    return len(task.shape) < 3 and values.shape[1:] == task.shape
+
+
+def _curves(x: Tensor) -> Tensor:
+    """Signals [n, channels, length], or rows [n, columns], as pictures of curves over one range: white on black."""
+    x = x.float() if x.ndim == 3 else x.float()[:, None]
+    x = torch.nn.functional.interpolate(x, size=WIDE, mode="linear", align_corners=True)
+    low, high = x.aminmax()
+    at = (1 - (x - low) / (high - low).clamp_min(1e-12)) * (HIGH - 1)
+    ends = torch.stack([at, at.roll(-1, -1)])
+    ends[1, ..., -1] = at[..., -1]  # the last goes nowhere
+    top, bottom = ends.amin(0).floor()[..., None, :], ends.amax(0).ceil()[..., None, :]
+    rows = torch.arange(HIGH)[:, None]
+    return ((rows >= top) & (rows <= bottom)).any(1, keepdim=True).to(torch.uint8) * 255
+
+
 def _joined(parts: Sequence[Exhibit], task: Task) -> dict[str, Tensor | list[str] | None]:
     values = torch.cat([part.values.detach().cpu() for part in parts])
     labels = [part.labels.detach().cpu() for part in parts if part.labels is not None]
     known = torch.cat(labels) if len(labels) == len(parts) else None
     owners = [part.owner for part in parts for _ in range(len(part.values))]
-    chosen = _some(len(values), _classes(known), IMAGES if values.ndim == 4 else POINTS)
+    curves = _is_curve(values, task)
+    chosen = _some(len(values), _classes(known), IMAGES if values.ndim == 4 or curves else POINTS)
     values = values[chosen]
-    if values.ndim == 2:
+    if curves:
+        values = _curves(values)
+    elif values.ndim == 2:
         values = values.half()
     elif parts[0].stretched:
         values = _stretched(values)

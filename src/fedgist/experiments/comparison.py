@@ -1,8 +1,8 @@
 """Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and how the methods stand."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from fedgist import methods
@@ -10,22 +10,30 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
+from fedgist.experiments.fairness import ALONE as ALONE
 from fedgist.experiments.folder import RunFolder
-from fedgist.experiments.report.runs import SHARE_OF_BEST, read
+from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, beside_alone, read, usual_target
 from fedgist.options import Role, having, options
 
+NOTHING: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 MODEL = {"model": "mlp:norm=batch", "architectures": (), "eval_every": 1}
-"""What `compare` runs where nobody says otherwise: one model for all, so that they start at the same weights and rounds
-mean the same. It has BatchNorm, because Co-Dream's dreams are held to its statistics, and is quick on two cores."""
+"""What `compare` and `demo` run where nobody says otherwise: one model for all, so that they start at the same
+weights and rounds mean the same. It has BatchNorm, because Co-Dream's dreams are held to its statistics, and is quick
+on two cores."""
 
 
-def compare(names: Sequence[str], layer: Mapping[str, Any], profile: str | None) -> tuple[list[RunConfig], list[str]]:
-    """What `fedgist compare` runs: one ground, one model, and notes on what was chosen for the user."""
+def compare(
+    names: Sequence[str], layer: Mapping[str, Any], profile: str | None, own: Mapping[str, Mapping[str, Any]] = NOTHING
+) -> tuple[list[RunConfig], list[str]]:
+    """What `fedgist compare` runs: one ground, one model, and notes on what was chosen for the user.
+
+    `own` are settings for single methods, as `fedgist tune` writes them.
+    """
     chosen = {name: profile or _usual_profile(name) for name in names}
     others = [f"{name}: {used or 'none'}" for name, used in chosen.items() if not profile and used != "small"]
     usual = f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")
     notes = [f"{usual}, where no option says otherwise"]
-    resolved, settled = same_ground(names, {**MODEL, **layer}, chosen)
+    resolved, settled = same_ground(names, {**MODEL, **layer}, chosen, own)
     if "model" not in layer:
         settled = [f"model {MODEL['model']} for all; another with --model", *settled]
     reduced = {name: configs.profile_note(name, chosen[name]) for name in names}
@@ -38,7 +46,10 @@ def _usual_profile(name: str) -> str | None:
 
 
 def same_ground(
-    names: Sequence[str], layer: Mapping[str, Any], profiles: Mapping[str, str | None]
+    names: Sequence[str],
+    layer: Mapping[str, Any],
+    profiles: Mapping[str, str | None],
+    own_layers: Mapping[str, Mapping[str, Any]] = NOTHING,
 ) -> tuple[list[RunConfig], list[str]]:
     """A configuration for each method, and a note on each part of the ground that their profiles disagree on.
 
@@ -63,23 +74,25 @@ def same_ground(
     resolved = []
     for name in names:
         fitting = {key: value for key, value in layer.items() if key in shared or key in own[name]}
-        resolved.append(configs.resolve(ground, fitting, {"method": name}, profile=profiles[name]))
+        above = own_layers.get(name, {})
+        resolved.append(configs.resolve(ground, above, fitting, {"method": name}, profile=profiles[name]))
     return resolved, notes
 
 
-def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[RunConfig], str | None]:
-    """The demo profiles of the methods that have one, on real digits, and a line when those are not the usual ones."""
+def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[RunConfig], list[str]]:
+    """The demo profiles of the methods that have one, on real digits and with one model, and lines that say so."""
     able = [name for name in methods.available() if "demo" in methods.find(name).profiles]
     for name in only or ():
         if name not in able:
             raise unknown("method with a demo", name, able)
-    dataset, note = "mnist5k", None
+    dataset, notes = "mnist5k", [f"model {MODEL['model']} for all methods"]
     try:
         datasets.load(dataset)
     except FedgistError:
-        dataset, note = "digits", "the 8×8 digits of scikit-learn stand in for MNIST, which 'fedgist[demo]' brings"
+        dataset = "digits"
+        notes.append("the 8×8 digits of scikit-learn stand in for MNIST, which 'fedgist[demo]' brings")
     names = only or able
-    return same_ground(names, {**ground, "dataset": dataset}, dict.fromkeys(names, "demo"))[0], note
+    return same_ground(names, {**MODEL, **ground, "dataset": dataset}, dict.fromkeys(names, "demo"))[0], notes
 
 
 @dataclass(frozen=True)
@@ -93,14 +106,19 @@ class Standing:
     server_sees: str
 
 
-def standings(groups: Sequence[Sequence[RunFolder]], target: float | None = None) -> tuple[float, list[Standing]]:
-    """The target accuracy, and each method's standing, from the folders of its runs."""
-    runs = [[read(folder) for folder in group] for group in groups]
+def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
+    """The runs of each method together, which know of each other how clients did alone."""
+    found = iter(beside_alone([read(folder) for group in folders for folder in group]))
+    runs = [[next(found) for _ in group] for group in folders]
+    return [Group(str(of[0].config["method"]), of) for of in runs]
+
+
+def standings(groups: Sequence[Group], target: float | None = None) -> tuple[float, list[Standing]]:
+    """The target accuracy, and each method's standing."""
     if target is None:
-        last = [[run.evaluations[-1]["accuracy"] for run in group] for group in runs]
-        target = SHARE_OF_BEST * max(map(statistics.fmean, last))
+        target = usual_target(groups) or SHARE_OF_BEST * groups[0].curve[-1][2]
     found = []
-    for group in runs:
-        rounds, sent = zip(*(run.reached(target) or (None, None) for run in group), strict=True)
-        found.append(Standing(list(rounds), list(sent), group[0].server_sees()))
+    for group in groups:
+        rounds, sent = zip(*(run.reached(target) or (None, None) for run in group.runs), strict=True)
+        found.append(Standing(list(rounds), list(sent), group.first.server_sees()))
     return target, found

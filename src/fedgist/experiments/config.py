@@ -28,6 +28,7 @@ _rounds = partial(option, group="Rounds and seeds")
 _judged = partial(option, group="Evaluation")
 _computed = partial(option, group="Computation", role=Role.EXECUTION)
 _network = partial(option, group="Network", role=Role.SIMULATION)
+_private = partial(option, group="Differential privacy", role=Role.LATER)
 _kept = partial(option, group="What is kept", role=Role.EXECUTION)
 
 
@@ -65,10 +66,17 @@ class RunConfig:
         (), "Models of the clients, dealt out in turn; without it, all `model`.", role=Role.SITES
     )
     rounds: int = _rounds(10, "Communication rounds.", low=1, flag="N")
+    max_bytes: int | None = _rounds(
+        None,
+        "Stop before more than so many bytes, up and down, were sent; rounds are taken to cost as much as before.",
+        low=1,
+        role=Role.LATER,
+    )
     finish: str | None = _rounds(
         None,
         "After the last round, an exact head from sums over all clients' data: gist, on the features that the model "
         "learned, or with fixed ones beside them, as in gist+scattering; options of gist as in gist:wire=float16.",
+        role=Role.LATER,
         flag="NAME",
     )
     seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
@@ -109,11 +117,32 @@ class RunConfig:
     topology: str | None = _network(
         None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
     )
+    secure: str | None = _network(
+        None,
+        "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
+        role=Role.LATER,
+        flag="HOW",
+    )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
     artifacts_every: int | None = _kept(
         None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0
     )
     record: tuple[str, ...] = _kept((), "Message types of which the encoded messages are kept.", flag="TYPES")
+    epsilon: float | None = _private(
+        None,
+        "Budget ε of every client's data in this run, for a record added or removed; none: no guarantee.",
+        above=0,
+        flag="X",
+    )
+    delta: float = _private(
+        1e-5, "The δ at which ε holds: far below one by the number of records.", above=0, high=0.1, flag="X"
+    )
+    dp_noise: str = _private(
+        "local",
+        "local: each client's noise protects it from the server; sum: only the sum's does, which then must be secure.",
+        ("local", "sum"),
+    )
+    colluders: int = _private(0, "With dp_noise=sum: clients that may tell the server their noise.", low=0)
     options: Any = None
 
 
@@ -174,7 +203,7 @@ def base_layers(
     """What lies below the options that were typed: the run that goes on, or a file; one of them names the method."""
     if begun is not None:
         return [load(begun)]
-    layers = [load(file)] if file else []
+    layers = [load(file, flags.get("method"))] if file else []
     if not any("method" in layer for layer in [*layers, flags]):
         raise FedgistError(f"which method? name one, as in `{command}`; `fedgist list methods` shows them")
     return layers
@@ -199,19 +228,33 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FedgistError(f"{path} is not TOML: {error}") from error
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """A TOML file as a flat layer."""
+def load(path: str | Path, method: str | None = None) -> dict[str, Any]:
+    """A TOML file as a flat layer, with what it has for `method` alone; a file about one method names it."""
+    own, common = load_several(path)
+    if method is None and "method" not in common and len(own) == 1:
+        common["method"] = next(iter(own))
+    return {**common, **own.get(method or common.get("method", ""), {})}
+
+
+def load_several(path: str | Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """A TOML file as a flat layer for each method that has a table of its own, and one for all."""
+    from fedgist import methods
+
     values = read(path)
     own = values.pop("options", {})
+    tables = {name: value for name, value in values.items() if isinstance(value, dict) and name in methods.available()}
+    values = {name: value for name, value in values.items() if name not in tables}
     if not isinstance(own, dict):
         raise FedgistError(f"{path}: options must be a table, [options]")
     for key, value in {**values, **own}.items():
         if isinstance(value, dict):
-            raise FedgistError(f"{path}: there is no table [{key}]; the method's own options stand in [options]")
+            raise FedgistError(
+                f"{path}: there is no table [{key}]; the method's own options stand in [options] or under its name"
+            )
     for key in own:
         if key in options(RunConfig):
             raise FedgistError(f"{path}: {key} is an option of the run: write it above [options]")
-    return {**values, **own}
+    return tables, {**values, **own}
 
 
 def dump(config: RunConfig) -> str:
@@ -283,6 +326,10 @@ def _check_finish(config: RunConfig) -> None:
         raise FedgistError(f"{name} has the exact head already: leave out finish")
     if config.topology is not None:
         raise FedgistError("a finish is made by a server: leave out finish or topology")
+    if config.epsilon is not None:
+        raise FedgistError(
+            "a finish would spend a budget of its own beside that of the rounds: leave out finish or epsilon"
+        )
 
 
 def _check_topology(config: RunConfig) -> None:
@@ -310,7 +357,8 @@ def finish_spec(text: str) -> tuple[str, dict[str, Any]]:
 
     Alone, learned features stay as they are, so that the head fits into the model that they come from.
     """
-    both, given = model_spec(text)
+    both, known = model_spec(text)
+    given = {key: text.split(f":{key}=")[1].split(":")[0] for key in known}  # as text: gist knows what each is
     name, _, beside = both.partition("+")
     if name != "gist" or "features" in given:
         raise FedgistError(f"finish must be gist, or gist+NAME for a feature map beside the model's, not {text!r}")
@@ -323,6 +371,11 @@ def proxy_spec(text: str) -> tuple[str | None, int]:
     if not count.isdecimal() or int(count) == 0:
         raise FedgistError(f"proxy must be a number of images or NAME:NUMBER, as in fashion-mnist:2000, not {text!r}")
     return name or None, int(count)
+
+
+def is_own(spec: str) -> bool:
+    """Whether a model is one that a Python caller brought: `own`, or of several `own1`, `own2`, …"""
+    return spec.rstrip("0123456789") == OWN
 
 
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ def _milliseconds(net: str) -> float:
     layer = {"method": "fedavg", "dataset": configs.OWN, "partition": configs.OWN, "clients": 1, "device": "cpu"}
     config = configs.resolve(layer, {"model": net, "steps": STEPS})
     data = Rng(0)("images").uniform(100, 1, 28, 28), torch.arange(100) % 10
-    inputs = sources.from_memory(config, [data], data)
+    inputs = sources.from_memory(config, {"0": data}, data)
     method = methods.find(config.method)(config.options, inputs.task)
     engine = in_process(method, inputs, config, engines.executor("sequential"))
     clock = [time.process_time()]

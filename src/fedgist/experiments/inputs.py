@@ -16,6 +16,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Task
 from fedgist.data import datasets, discrepancies, partitions
 from fedgist.data.client_data import ClientData
+from fedgist.experiments import own_data
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
 from fedgist.models import Model
 
@@ -42,6 +43,8 @@ class Inputs:
     """Which training samples each client holds, where a data set was split."""
     names: tuple[str, ...] = ()
     """Of the classes, where they are known."""
+    columns: tuple[str, ...] = ()
+    """Of a table, where they have names."""
 
     def who_runs_what(self) -> str:
         """Which clients have which model, and what to set so that all have one."""
@@ -70,12 +73,12 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
-    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names)
+    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names, columns=train.columns)
 
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
     form = train.shape, train.classes, train.low, train.high
-    return Task(*form, named, config.model, proxy, train.mean, train.deviation)
+    return Task(*form, named, config.model, proxy, train.mean, train.deviation, config.epsilon is not None)
 
 
 def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor | None, Tensor]:
@@ -97,20 +100,20 @@ def _proxy(config: RunConfig, train: datasets.Dataset, rng: Rng) -> tuple[Tensor
 
 def from_memory(
     config: RunConfig,
-    data: Sequence[tuple[Tensor, Tensor]],
-    test: tuple[Tensor, Tensor],
+    data: Mapping[str, Any],
+    test: Any,
     classes: int | None = None,
     own_models: Makers = NONE,
 ) -> Inputs:
-    """A caller's own data: one (inputs, labels) pair a client; without `classes`, the largest label gives them."""
-    pairs = [_checked(f"client {i}", *_pair(f"client {i}", both), config.device) for i, both in enumerate(data)]
-    test = _checked("the test set", *_pair("the test set", test), config.device)
+    """A caller's own data, by the names of clients; without `classes`, the largest label gives them."""
+    held = {name: own_data.pair(f"client {name}", both, config.device) for name, both in data.items()}
+    pairs, test = list(held.values()), own_data.pair("the test set", test, config.device)
     if not len(test[1]):
         raise FedgistError("the test set is empty: give test=(x, y) with at least one sample")
     if not sum(len(y) for _, y in pairs):
         raise FedgistError("data must be a list of (x, y) pairs, one a client, with at least one sample in all")
     shape = tuple(test[0].shape[1:])
-    for i, (x, _) in enumerate(pairs):
+    for i, (x, _) in held.items():
         if x.shape[1:] != shape:
             raise FedgistError(f"client {i} has inputs of shape {tuple(x.shape[1:])}, the test set of {shape}")
     labels = 1 + max(int(y.max()) for _, y in [*pairs, test] if len(y))
@@ -121,8 +124,8 @@ def from_memory(
     channels = test[0].movedim(1, 0).flatten(1)  # the range of values is public, so it comes from the test set
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
-    task = Task(shape, classes, low, high, named, config.model)
-    return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None)
+    task = Task(shape, classes, low, high, named, config.model, private=config.epsilon is not None)
+    return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None, list(held))
 
 
 def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
@@ -132,7 +135,7 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
     task = _task(config, train, {}, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
-    known = Inputs(task, {}, announced, (test.x, test.y), counts={}, sha256="", names=train.names)
+    known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
     return with_architectures(config, known)
 
 
@@ -165,10 +168,10 @@ def _inputs(
     clients: list[ClientData],
     test: tuple[Tensor, Tensor],
     parts: list[np.ndarray] | None,
+    ids: list[str] | None = None,
 ) -> Inputs:
     """Names the clients and gives each its architecture and what it tests its own model on."""
-    width = len(str(len(clients) - 1))  # zero-padded, so that sorting ids sorts clients
-    ids = [f"{i:0{width}d}" for i in range(len(clients))]
+    ids = ids or list(own_data.by_client(clients))
     dealt = config.architectures or (task.model,)
     sha256 = _sha256(parts or [array.cpu().numpy() for client in clients for array in (client.x, client.y)])
     if config.validation:
@@ -232,23 +235,3 @@ def _sha256(arrays: Sequence[np.ndarray]) -> str:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _pair(owner: str, both: Any) -> tuple[Any, Any]:
-    if not isinstance(both, tuple | list) or len(both) != 2:
-        raise FedgistError(
-            f"{owner} must be a pair (inputs, labels), not {type(both).__name__}; data is a list of pairs"
-        )
-    return both[0], both[1]
-
-
-def _checked(owner: str, x: Any, y: Any, device: str) -> tuple[Tensor, Tensor]:
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    if x.ndim < 2 or not x.is_floating_point():
-        raise FedgistError(
-            f"{owner}: inputs must be floating-point [samples, columns] or [samples, channels, …], "
-            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
-        )
-    if y.ndim != 1 or y.is_floating_point() or len(x) != len(y) or (len(y) and int(y.min()) < 0):
-        raise FedgistError(f"{owner}: labels must be {len(x)} whole numbers from 0, one for each input")
-    return x.to(device, torch.float32), y.to(device, torch.int64)

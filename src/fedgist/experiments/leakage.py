@@ -22,6 +22,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.families.local_training import trainer
+from fedgist.options import only_images
 from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack, Training, cosine
 from fedgist.privacy.similarity import Match
@@ -77,6 +78,7 @@ def invert(
     if view == "gradient":
         training = training.as_one_step(config.options.momentum)
     update = {name: value / training.lr for name, value in seen.update.items()}
+    only_images("an attack", inputs.task.shape)
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
     recovered = attack(training, seen.before, update, low, high, rng)
 
@@ -173,7 +175,7 @@ class Pixels:
 
 
 def _same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
-    if configs.OWN in (config.dataset, config.model):
+    if config.dataset == configs.OWN or configs.is_own(config.model):
         raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
     inputs = sources.from_dataset(config)
     if inputs.sha256 != read_json(folder.partition)["sha256"]:

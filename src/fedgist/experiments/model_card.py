@@ -16,12 +16,24 @@ from fedgist.experiments.trained import About, Trained
 PRIVACY = """\
 No differential privacy. Nothing bounds what these models, or the messages that were sent while they were learned, tell
 about the training data: not about a single sample, not about all data of a client, not about whether either took part;
-and not to anybody: the server, other clients, or who is given the models. That somebody sees only a sum is what the
-program does, not what cryptography enforces: a server that runs another program sees more."""
+and not to anybody: the server, other clients, or who is given the models."""
+PROGRAM = """\
+That somebody sees only a sum is what the program does, not what cryptography enforces: a server that runs another
+program sees more."""
+
+PROMISED = """\
+Differentially private: {}. All releases of a client's data in this run are counted; other runs on the same data are not
+in it, and options that were chosen by looking at the data would not be covered either."""
 
 
-def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Trained], result: Result) -> str:
-    """The card; `method` is what `provenance.about` says of it."""
+def text(
+    config: RunConfig,
+    method: Mapping[str, Any],
+    made: Mapping[str, Trained],
+    result: Result,
+    promise: str | None = None,
+) -> str:
+    """The card; `method` is what `provenance.about` says of it, `promise` what holds of its privacy, if anything."""
     abouts = [one.about for one in made.values()]
     parts = [
         f"# Model card: {config.method} on {config.dataset}",
@@ -31,7 +43,7 @@ def text(config: RunConfig, method: Mapping[str, Any], made: Mapping[str, Traine
         f"## Data\n\n{_data(config, abouts[0])}",
         f"## Method\n\n{method['summary']}\n\n```bibtex\n{method['citation'] or 'no paper'}\n```",
         f"## Who saw what\n\n{_seen(method['sees'], method['replies'])}",
-        f"## Privacy\n\n{PRIVACY}",
+        f"## Privacy\n\n{PRIVACY if promise is None else PROMISED.format(promise)}\n\n{_protection(method)}",
         f"## How it was made\n\nfedgist {fedgist.__version__}{_commit()}, seed {config.seed}; `config.toml` in this "
         "folder has every option, `env.json` the machine and `ledger.csv` every message.",
         f"## How to use it\n\n{_use(made)}",
@@ -56,8 +68,9 @@ def _data(config: RunConfig, about: About) -> str:
     if about.mean is None:
         scale = "Inputs are taken as they come."
     else:
-        scale = f"Pixels are from 0 to 1; the models take (pixel − mean) / std, mean {_list(about.mean)}, std "
-        scale += f"{_list(about.std or ())}."
+        scale = "Pixels are from 0 to 1" if about.of_pixels else "Values are as in the data's files"
+        scale += f"; the models take (value − mean) / std, mean {_list(about.mean)}, std {_list(about.std or ())}: "
+        scale += "numbers of the data set as a whole, never of one client."
     named = f": {', '.join(about.class_names)}" if about.class_names else ""
     split = "" if config.partition == OWN else f" (partition `{config.partition}`, see `partition.json`)"
     return (
@@ -81,6 +94,12 @@ def _seen(sees: Iterable[Mapping[str, Any]], replies: Mapping[str, str | None]) 
         ways = [f"only the sum over clients of {summed}"] * bool(summed) + [f"each client's {each}"] * bool(each)
         lines.append(f"- `{reply}` ({' '.join((words or '').split())}) {' and '.join(ways) or 'nothing'}")
     return "Of what clients may send, the asker (the server, or a neighbour) sees:\n\n" + "\n".join(lines)
+
+
+def _protection(method: Mapping[str, Any]) -> str:
+    if "secure" not in method:
+        return PROGRAM
+    return f"What is summed reached the server as {method['secure']}; docs/secure-sum.md says against whom that holds."
 
 
 def _use(made: Mapping[str, Trained]) -> str:

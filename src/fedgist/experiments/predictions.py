@@ -42,8 +42,9 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     """`peak` is the value of full intensity in files that do not say it."""
     module, about = loaded(run, client)
     module = trained.normalising(module, about)
-    read = [samples.read(path.expanduser(), about.input_shape, peak) for path in files]
-    if about.mean is not None:
+    form = about.input_shape, peak, about.columns, about.class_names
+    read = [samples.read(path.expanduser(), *form) for path in files]
+    if about.of_pixels:
         for path, one in zip(files, read, strict=True):
             if one.x.min() < 0 or one.x.max() > 1:
                 raise FedgistError(

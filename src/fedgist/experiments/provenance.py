@@ -47,7 +47,7 @@ def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
     rows = [row for one in both for row in who_sees_what(one)]
     sees = [dict(zip(("request", "reply", "field", "additive"), row, strict=True)) for row in rows]
     says = {found.reply.__name__: inspect.getdoc(found.reply) for one in both for found in one.handlers.values()}
-    about = {"name": method.name, "summary": method.summary, "citation": method.citation}
+    about = {"name": method.name, "summary": method.summary, "citation": method.citation, "learns": method.learns}
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
 
 

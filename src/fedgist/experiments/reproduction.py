@@ -10,7 +10,7 @@ import fcntl
 import json
 import statistics
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any
 
 import fedgist
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.experiments import presets
+from fedgist.experiments import config as configs
+from fedgist.experiments import finishing, presets
 from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, Claim, Outcome, outcomes
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
@@ -151,11 +152,12 @@ def jobs(
 ) -> tuple[list[Job], int]:
     """The runs that are still to be made, up to `together` seeds in a job; and how many are finished already.
 
-    A cell needs no run for the seeds that `known` has.
+    A cell needs no run for the seeds that `known` has. One with a finish first needs the run without it, which is often
+    a cell of its own: nothing is trained twice, and the finish is to be made once that is there.
     """
     by_name = {cell.name: cell for cell in preset.cells}
     todo: dict[str, tuple[Cell, set[int]]] = {}
-    asked = set()
+    asked, missing = set(), set()
     for cell in preset.cells:
         there = known[cell.name].numbers if cell.name in known else {}
         for seed in seeds_of(preset, count):
@@ -163,14 +165,31 @@ def jobs(
             if str(seed) in there:
                 continue
             for needed in (cell, by_name[cell.against]) if cell.against else (cell,):
+                before = unfinished(needed)
                 if not folder_of(needed, seed, out).finished:
-                    todo.setdefault(needed.run, (needed, set()))[1].add(seed)
+                    missing.add((needed.run, seed))
+                    now = needed if folder_of(before, seed, out).finished else before
+                    todo.setdefault(now.run, (now, set()))[1].add(seed)
     made = []
     for cell, seeds in todo.values():
         for first in range(0, len(seeds), together):
             some = sorted(seeds)[first : first + together]
             made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
-    return made, len(asked) - sum(len(seeds) for _, seeds in todo.values())
+    return made, len(asked - missing)
+
+
+def unfinished(cell: Cell) -> Cell:
+    """The cell as it would be without a finish."""
+    layer = {key: value for key, value in cell.layer.items() if key != "finish"}
+    return cell if layer == cell.layer else dataclasses.replace(cell, layer=layer)
+
+
+def carry_over(todo: Iterable[Job], out: Path) -> None:
+    """Gives those runs that are to be finished what was trained without a finish."""
+    for config, folder in (run for job in todo for run in job.runs):
+        if config.finish is not None and not RunFolder(folder).started:
+            trained = out / presets.run_of(dataclasses.replace(config, finish=None)) / folder.name
+            finishing.begin(RunFolder(trained), folder, configs.flat(config))
 
 
 def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:

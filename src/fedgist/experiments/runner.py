@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,21 @@ from fedgist.data import topologies
 from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
-from fedgist.experiments import artifacts, finishing, model_card, provenance, results, trained
+from fedgist.experiments import (
+    artifacts,
+    fairness,
+    finishing,
+    model_card,
+    privacy,
+    provenance,
+    results,
+    security,
+    trained,
+)
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments.config import OWN, RunConfig
-from fedgist.experiments.folder import RunFolder, run_name, write_text
+from fedgist.experiments.config import OWN, RunConfig, is_own
+from fedgist.experiments.folder import RunFolder, run_name, write_json, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 from fedgist.experiments.results import Result
@@ -72,6 +83,7 @@ def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Exec
         offline=config.offline,
         delay=config.delay,
         topology=None if topology is None else topologies.build(topology, ids, Rng(config.seed)),
+        layer=privacy.simulated(method, inputs, config, security.in_process(config, ids), executor.place.device),
     )
 
 
@@ -83,10 +95,12 @@ def run(
     progress: Progress | None = None,
     engine: Maker = in_process,
     overwrite: bool = False,
+    alone: RunFolder | None = None,
 ) -> Result:
     """One run with one seed; without `out` nothing is written. `resume` continues the run in `out`, if any.
 
     `engine` makes what runs it; without it, a federation in this process. `overwrite` takes away the run in `out`.
+    `alone` is a run of `independent` on the same ground, to which the gains of the clients are told.
     """
     if resume and overwrite:
         raise FedgistError("a run either goes on (resume) or is made anew (overwrite)")
@@ -101,6 +115,7 @@ def run(
         one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
         if folder is not None and overwrite:
             folder.clear()  # only now, when most of what the user may have got wrong has been built
+        one.alone = None if alone is None else fairness.alone_in(alone)
         return one.go()
 
 
@@ -149,12 +164,14 @@ class _Run:
     ):
         self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
         self.rows: list[dict[str, Any]] = []
+        self.alone: fairness.Parts | None = None
         self.title = f"{config.method}, {config.dataset}, seed {config.seed}"
         self.watch = Watch(self.title, config, inputs)
         try:
             self.method = methods.find(config.method)(config.options, inputs.task)
         except MixedModels as error:
             raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
+        security.check(config, self.method)
         self.test = executor.place.put(inputs.test)
         self.make, self.engine = make, make(self.method, inputs, config, executor)
         self.finishing = finishing.method(config, self.method, self.engine.state) if config.finish else None
@@ -169,7 +186,12 @@ class _Run:
 
     @property
     def left(self) -> int:
-        """Rounds to go."""
+        """Rounds to go; none where one more, as dear as the dearest so far, would be beyond the bytes there are."""
+        spent = [row["bytes_up"] + row["bytes_down"] for row in self.rows]
+        if self.config.max_bytes is not None and spent:
+            dearest = max(after - before for before, after in pairwise([0, *spent]))
+            if spent[-1] + dearest > self.config.max_bytes:
+                return 0
         return self.config.rounds - self.engine.rounds_done
 
     @contextmanager
@@ -203,31 +225,40 @@ class _Run:
 
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""
-        done, last = self.engine.rounds_done, self.engine.rounds_done == self.config.rounds
+        done = self.engine.rounds_done
         self.watch.images(report)
         if self.folder is not None and artifacts.due(done, self.config.rounds, self.config.artifacts_every):
             artifacts.save(report.shown, self.inputs.task, self.folder.exhibits(done))
-        self._write_row(report, seconds, last or (self.config.eval_every > 0 and done % self.config.eval_every == 0))
+        row = self._add_row(report, seconds)
+        last = not self.left
+        self._write_row(row, report, last or (self.config.eval_every > 0 and done % self.config.eval_every == 0))
         if self.folder is not None and (last or done % self.config.checkpoint_every == 0):
             self.folder.save_checkpoint(done, self.engine.snapshot(), self.engine.ledger.position())
         self.progress.round(self.rows[-1])  # what is shown as done is kept
 
-    def _write_row(self, report: RoundReport, seconds: float, judged: bool) -> None:
+    def _add_row(self, report: RoundReport, seconds: float) -> dict[str, Any]:
+        """A row for a round that was made, and what that cost."""
+        totals = self.engine.ledger.totals()
         row: dict[str, Any] = {
             "round": self.engine.rounds_done,
             "seconds": round(seconds, 6),
             "answered": report.answered,
             "skipped": report.skipped,
+            **({} if report.steps is None else {"client_steps": report.steps}),
+            "bytes_up": totals.bytes_up,
+            "bytes_down": totals.bytes_down,
+            **privacy.told(self.engine.layer),
         }
+        self.rows.append(row)
+        return row
+
+    def _write_row(self, row: dict[str, Any], report: RoundReport, judged: bool) -> None:
         missing = dict(report.missing)
         if judged:
             row |= self._evaluate()
             self.watch.states(self.engine)
             missing |= self.engine.missing
         row |= {"missing": missing} if missing else {}
-        totals = self.engine.ledger.totals()
-        row |= {"bytes_up": totals.bytes_up, "bytes_down": totals.bytes_down}
-        self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
 
@@ -239,13 +270,14 @@ class _Run:
         start, ledger = time.perf_counter(), self.engine.ledger
         at_once = dataclasses.replace(self.config, delay=0)  # no later round could hear a late reply
         method = finishing.method(self.config, self.method, self.engine.state)
-        engine = self.make(method, self.inputs, at_once, self.engine.executor)
+        exact = engines.executor(self.config.engine, self.config.device)  # sums bear no tf32
+        engine = self.make(method, self.inputs, at_once, exact)
         engine.ledger, engine.rounds_done = ledger, self.engine.rounds_done
         report = engine.run_round()
         if report.skipped is not None:
             raise FedgistError(f"the finish was not made: {report.skipped}; go on with {self._again}")
         self.engine = engine
-        self._write_row(report, time.perf_counter() - start, judged=True)
+        self._write_row(self._add_row(report, time.perf_counter() - start), report, judged=True)
         self.progress.round(self.rows[-1])
 
     def _evaluate(self) -> dict[str, Any]:
@@ -260,10 +292,15 @@ class _Run:
         """Says in the folder what runs; returns the last checkpoint, if any."""
         inputs = self.inputs
         held = {"clients": inputs.counts, "classes": inputs.task.classes, "sha256": inputs.sha256}
-        where, what = provenance.environment(self.config.device), provenance.about(self.method, self.finishing)
+        where, what = provenance.environment(self.config.device), self._about()
         saved = folder.open(configs.dump(self.config), held, inputs.parts, where, what)
         self.rows = folder.rows()
+        privacy.keep_books(self.engine.layer, folder)
         return saved
+
+    def _about(self) -> dict[str, Any]:
+        about = provenance.about(self.method, self.finishing)
+        return {**about, "secure": self.engine.layer.title} if self.engine.layer.title else about
 
     def _ledger(self, saved: Any) -> Ledger:
         if self.folder is None:
@@ -272,6 +309,7 @@ class _Run:
         return Ledger(folder.ledger, run_name(self.config), self.config.record, folder.transcript, position)
 
     def finish(self) -> Result:
+        done = dataclasses.replace(self.config, rounds=self.engine.rounds_done)
         if self.finishing is not None:
             self._finish_features()
         state, folder, method = tree.to(self.engine.state, "cpu"), self.folder, self.engine.method
@@ -279,21 +317,25 @@ class _Run:
             folder.reopen(self.config.rounds, whole=False)  # resumed, its last round asks the clients once more
         path = None if folder is None else folder.path
         result = results.summarise(self.config.method, self.rows, state, method.weights(state), path)
-        made = trained.collect(self.engine, self.config, self.inputs, self.test)
-        if folder is None or self.config.model == OWN:  # a caller's module cannot be built from its files
+        made = trained.collect(self.engine, done, self.inputs, self.test)
+        if folder is None or is_own(self.config.model):  # a caller's module cannot be built from its files
             result = dataclasses.replace(result, trained=made)
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(self.config, provenance.about(self.method, self.finishing), made, result)
+                card = model_card.text(done, self._about(), made, result, privacy.sentence(self.engine.layer))
                 write_text(folder.card, card)
+            accuracies = fairness.by_client(self.engine, self.test, self.rows[-1])
+            write_json(folder.fairness, {"accuracies": accuracies, "alone": self.alone}, indent=None)
             about = {
                 "dataset": self.config.dataset,
                 "seed": self.config.seed,
-                "rounds": self.config.rounds,
+                "rounds": done.rounds,
                 **dataclasses.asdict(self.engine.ledger.totals()),
                 "state_sha256": self.engine.digest(),
                 "citation": self.method.citation,
+                "privacy": privacy.promised(self.engine.layer),
+                "fairness": fairness.as_json(fairness.summary(accuracies, self.alone)),
             }
             results.save(result, folder, about)
         return result
@@ -309,6 +351,6 @@ class _Run:
         """What goes on with this run, in its folder."""
         if self.folder is None or not self.folder.started:
             return "the same command"
-        if OWN in (self.config.dataset, self.config.model):
+        if self.config.dataset == OWN or is_own(self.config.model):
             return "the same call and resume=True"
         return f"fedgist run --resume --out {shlex.quote(str(self.folder.path))}"

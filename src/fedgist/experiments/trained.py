@@ -25,7 +25,7 @@ from fedgist.core.federation import SERVER
 from fedgist.core.message import Params
 from fedgist.core.task import Model, Task
 from fedgist.engines.engine import Engine
-from fedgist.experiments.config import OWN, RunConfig, model_spec
+from fedgist.experiments.config import OWN, RunConfig, is_own, model_spec
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.features import Ground, LinearModel, from_text
@@ -50,6 +50,8 @@ class About:
     """Subtracted for each channel from pixels of which full intensity is 1; None: the data came as it is."""
     std: tuple[float, ...] | None
     """Divided by then."""
+    columns: tuple[str, ...] | None
+    """Of a table, where they have names; a category is called NAME=VALUE."""
     low: tuple[float, ...] | None
     """The least that a value is after that, for each channel; None where that is not a number."""
     high: tuple[float, ...] | None
@@ -63,6 +65,15 @@ class About:
     """Of just this model, where there was something to test it on."""
     measured_on: str
     fedgist: str
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether what was normalised are pixels from 0 to 1: these became `low` and `high`."""
+        if self.mean is None or self.std is None or self.low is None or self.high is None:
+            return False
+        channels = zip(self.low, self.high, self.mean, self.std, strict=True)
+        ends = [end for low, high, mean, std in channels for end in (low * std + mean, high * std + mean - 1)]
+        return max(map(abs, ends)) < 1e-4
 
 
 NUMBERS = ("mean", "std", "low", "high")
@@ -103,6 +114,7 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             spec,
             net,
             class_names=inputs.names or None,
+            columns=inputs.columns or None,
             method=config.method if config.finish is None else f"{config.method}, finished with {config.finish}",
             dataset=config.dataset,
             client=None if name == SERVER else name,
@@ -125,7 +137,7 @@ def _measured_on(config: RunConfig, images: int, own: bool) -> str:
 def describe(task: Task, spec: str, net: Model, **others: Any) -> About:
     """What follows from the task and an architecture in it, with what else there is to say."""
     name, options = model_spec(spec)
-    whole = OWN if spec == OWN else models.spell_out(name, **options)
+    whole = OWN if is_own(spec) else models.spell_out(name, **options)
     return About(
         model=net.spec.format(net=whole.replace(":", ";")) if isinstance(net, LinearModel) else whole,
         module=net.name,
@@ -212,12 +224,12 @@ def _built(about: About, spec: str) -> Model:
 
 def _linear(about: About, path: Path) -> Model:
     """A linear model on features, of which those of a net say which net."""
-    shape, low, high = about.input_shape, about.low or (), about.high or ()
+    low, high = about.low or (), about.high or ()
 
     def ground(net: str) -> Ground:
         if net == OWN:
             raise FedgistError(f"{path} is about features of your own module {about.module}: only its run can use it")
-        return Ground((shape[0], shape[1], shape[2]), low, high, _built(about, net))
+        return Ground(about.input_shape, low, high, _built(about, net))
 
     return from_text(model_spec(about.model)[1], ground)
 
@@ -259,6 +271,7 @@ def read_about(path: Path) -> About:
         input_shape=shape,
         classes=classes,
         class_names=take("class_names", lambda v: v is None or _are_names(v, classes), f"{classes} short texts"),
+        columns=take("columns", lambda v: v is None or _are_names(v, shape[0]), f"{shape[0]} short texts"),
         client=take("client", lambda v: v is None or _is_text(v), "a short text"),
         seed=take("seed", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
         rounds=take("rounds", lambda v: _is_whole(v, 0, 2**63), "a whole number"),
@@ -296,5 +309,5 @@ def _is_shape(value: Any) -> bool:
     return sides and math.prod(value) <= MOST_INPUTS
 
 
-def _are_names(value: Any, classes: int) -> bool:
-    return isinstance(value, list) and len(value) == classes and all(map(_is_text, value))
+def _are_names(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count and all(map(_is_text, value))

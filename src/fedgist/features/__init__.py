@@ -5,10 +5,11 @@ from fedgist.features.fourier import Fourier
 from fedgist.features.linear_model import LinearModel
 from fedgist.features.maps import Ground, Sizes, build, from_text, learned, linear_model
 from fedgist.features.model_features import LearnedFeatures, ModelFeatures
-from fedgist.features.moments import Moments
+from fedgist.features.moments import SHARES, Moments
 from fedgist.features.scattering import Scattering
 
 __all__ = [
+    "SHARES",
     "Beside",
     "FeatureMap",
     "Fourier",

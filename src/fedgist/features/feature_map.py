@@ -27,6 +27,19 @@ class FeatureMap(Protocol):
         """A value, so that equal maps are one computation."""
 
 
+@dataclass(frozen=True)
+class Values:
+    """The values of an input as they are, over √d: standardised columns then have a norm of about 1."""
+
+    size: int
+
+    def weights(self, rng: Rng) -> Params:
+        return {}
+
+    def __call__(self, w: Params, x: Tensor) -> Tensor:
+        return x.flatten(1) / math.sqrt(self.size)
+
+
 @functools.lru_cache(maxsize=8)
 def drawn(features: FeatureMap, seed: int) -> Params:
     """The weights that a public seed stands for; the same objects for everybody here, so that they are stacked once."""

@@ -1,12 +1,13 @@
 """Feature maps by their names, alone or side by side as in `model+scattering`, and linear models on them by a text."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.task import Model
-from fedgist.features.feature_map import Beside, FeatureMap
+from fedgist.features.feature_map import Beside, FeatureMap, Values
 from fedgist.features.fourier import Fourier
 from fedgist.features.linear_model import LinearModel
 from fedgist.features.model_features import LearnedFeatures, ModelFeatures
@@ -49,6 +50,8 @@ def _one(name: str, ground: Ground, sizes: Sizes, raw: bool) -> FeatureMap:
         return ModelFeatures(ground.net)
     if name == "learned":
         return LearnedFeatures(ground.net, raw)
+    if name == "fourier" and len(ground.shape) != 3:
+        return Fourier(Values(math.prod(ground.shape)), sizes.dimensions // 2 * 2, sizes.bandwidth)
     fixed = Scattering(ground.shape, ground.low, ground.high, sizes.scales, sizes.orientations, sizes.grid)
     return fixed if name == "scattering" else Fourier(fixed, sizes.dimensions // 2 * 2, sizes.bandwidth)
 

@@ -17,13 +17,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedgist.federation.protocol.flare_link import read, write_job
+from fedgist.federation.protocol.flare_link import write_job
+from fedgist.federation.protocol.framing import LINKS, read
 
-LINKS = "links"
-"""In the server's kit: the name of the folder with the sockets of the jobs that hold sites.
-
-It is a temporary one, as the name of a socket must be short, and only its user may enter it.
-"""
 SITE = "fedgist.federation.site.ProvisionedSite"
 FRESH = 25.0
 """Seconds since a site was last heard, which is every ten, after which it is not counted on."""

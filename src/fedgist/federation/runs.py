@@ -11,10 +11,11 @@ from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.engines.engine import Engine
+from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import runner
+from fedgist.experiments import privacy, runner, security
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
@@ -30,6 +31,7 @@ from fedgist.federation.protocol.remote_engine import (
     Transport,
     ask_introductions,
 )
+from fedgist.federation.protocol.roster import Roster
 from fedgist.options import Role, having, options, toml_value
 from fedgist.words import plain, short
 
@@ -82,16 +84,16 @@ def run(
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
             protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
-            seed, info = config.seed, inputs.info
             return RemoteEngine(
                 method,
                 transport,
-                info,
-                seed=seed,
+                inputs.info,
+                seed=config.seed,
                 executor=executor,
                 patience=patience,
                 protocols=protocols,
                 attend=attend,
+                layer=privacy.across(method, config, _layer(config, membership)),
             )
 
         def load(config: RunConfig) -> Inputs:
@@ -101,6 +103,18 @@ def run(
             return runner.run(final, known.folder.path, resume, load, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
+
+
+def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
+    """What lies between the sites' replies and this server, by the newest roster."""
+    if not config.secure:
+        return None
+    if membership is None or not membership.roster():
+        raise FedgistError("secure sums need the signed roster of a federation on NVFlare, which is not here")
+    from fedgist.federation.protocol.secure_sums import server_layer
+
+    chosen = security.read(config.secure)
+    return server_layer(membership.known(), chosen.grid, chosen.group)
 
 
 def settle(
@@ -139,6 +153,9 @@ class Membership(Protocol):
 
     def roster(self) -> bytes:
         """The newest roster, for the sites; empty where there is none."""
+
+    def known(self) -> Roster:
+        """The same, read."""
 
     def hear(self, announced: Mapping[str, bytes]) -> bool:
         """Take what sites announce as their keys; True if that made a new roster."""

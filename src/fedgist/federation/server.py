@@ -13,11 +13,12 @@ from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
 from fedgist.experiments.progress import Progress, Several
 from fedgist.federation import authority, kits, membership, processes, records, runs
-from fedgist.federation.conductor import LINKS, session_of
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport
+from fedgist.federation.protocol.framing import LINKS
 from fedgist.federation.protocol.remote_engine import Patience
+from fedgist.federation.protocol.roster import Roster
 
 log = logging.getLogger("fedgist")
 
@@ -71,6 +72,8 @@ def shut_out(federation: FederationFolder, site: str) -> bool:
     """End the connection of a site that was revoked, if the server is running here; True if that was done."""
     if not processes.in_use(federation.server_kit):
         return False
+    from fedgist.federation.conductor import session_of  # NVFlare takes a second to import, and no run needs it here
+
     with _in_words(federation), contextlib.closing(session_of(federation.admin_kit, kits.ADMIN)) as session:
         session.disable_client(site)
     return True
@@ -150,6 +153,9 @@ class Members:
     def roster(self) -> bytes:
         path = self.federation.path / roster.FILE
         return path.read_bytes() if path.is_file() else b""
+
+    def known(self) -> Roster:
+        return authority.load(self.federation)
 
     def hear(self, announced: Mapping[str, bytes]) -> bool:
         """Keeps what is new for the authority; where that is here, it signs at once."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.engines.layer import SiteLayer
 from fedgist.federation import kits, membership, processes, records, site_models, site_setup
-from fedgist.federation.protocol import audit, keys, policy, roster
-from fedgist.federation.protocol.flare_transport import FlareSite
-from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
+from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.flare_site import FlareSite
+from fedgist.federation.protocol.site_host import SiteHost, no_keys
 from fedgist.federation.site_setup import Settings
 
 SETTINGS = "site.json"
@@ -33,7 +35,14 @@ class ProvisionedSite(FlareSite):
 def _host(site: str, kit: Path) -> SiteHost:
     settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
     rules = policy.load(kit / "policy.toml")
-    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told))
+
+    def layer(start: Start, folder: Path) -> SiteLayer:
+        if not start.layer:
+            secure_sums.check_plain(rules)
+            return no_keys(start, folder)
+        return secure_sums.site_layer(site, start, folder, rules, roster.load(kit), keys.load_or_make(kit))
+
+    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told), layer)
 
 
 def _enrol(kit: Path, told: bytes) -> bytes:

@@ -33,6 +33,7 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
         start.model,
         net,
         class_names=None,
+        columns=None,
         method=start.method,
         dataset=OWN,
         client=one.id,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,10 @@ from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
 from fedgist.experiments.config import model_spec
+from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, SiteHost
+from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
 from fedgist.options import build
 from fedgist.words import short
 
@@ -37,7 +39,12 @@ class Settings:
 
 
 def make_host(
-    site: str, folder: Path, settings: Settings, rules: Policy, enrol: Enrol = lambda roster: b""
+    site: str,
+    folder: Path,
+    settings: Settings,
+    rules: Policy,
+    enrol: Enrol = lambda roster: b"",
+    layer: MakeLayer = no_keys,
 ) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
@@ -50,7 +57,7 @@ def make_host(
         return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer)
 
 
 def task_of(start: Start, rules: Policy) -> Task:
@@ -74,10 +81,12 @@ def task_of(start: Start, rules: Policy) -> Task:
         else:  # version 1 of the protocol knew only images, of which black became `low` and full intensity `high`
             std = tuple(1 / (top - bottom) for bottom, top in zip(low, high, strict=True))
             mean = tuple(-bottom * scale for bottom, scale in zip(low, std, strict=True))
-        if len(mean) not in (0, shape[0]) or len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))):
+        fits = len(mean) == len(std) in (0, shape[0]) and all(map(math.isfinite, (*mean, *std)))
+        if not fits or min(std, default=1.0) <= 0:
             raise Refused("the run does not say how values are normalised")
         proxy = torch.zeros(1, *shape) if told["proxy"] else None
-        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std)
+        private = private_sums.asked(start) is not None
+        return Task(shape, classes, low, high, named, str(told["model"]), proxy, mean, std, private)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
@@ -89,8 +98,7 @@ def _model(spec: str, shape: tuple[int, ...], classes: int) -> models.Model:
 
 def check_model(spec: str, images: Images) -> None:
     """Whether there is such a model for images of this form."""
-    height, width, *channels = images.pixels.shape[1:]
-    _model(spec, (channels[0] if channels else 1, height, width), int(images.labels.max()) + 1)
+    _model(spec, images.planes.shape[1:], int(images.labels.max()) + 1)
 
 
 def client_data(folder: Path, task: Task) -> ClientData:
@@ -100,11 +108,10 @@ def client_data(folder: Path, task: Task) -> ClientData:
 
 
 def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
-    pixels = images.pixels if images.pixels.ndim == 4 else images.pixels[..., None]
-    x = torch.tensor(pixels.transpose(0, 3, 1, 2).copy()).float() / images.peak
+    x = torch.tensor(images.planes.astype(np.float32)) / images.peak
     if tuple(x.shape[1:]) != task.shape:
         ours, theirs = ("×".join(map(str, shape)) for shape in (x.shape[1:], task.shape))
-        raise Refused(f"its images have the form {ours}, and the run is about {theirs}")
+        raise Refused(f"its samples have the form {ours}, and the run is about {theirs}")
     if int(images.labels.max()) >= task.classes:
         raise Refused(f"it has more classes than the {task.classes} that the run is about")
     if task.mean:
@@ -116,11 +123,12 @@ def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
 def read_images(folder: Path) -> tuple[Images, Images]:
     """A site's images, to learn from and to test on."""
     if not folder.is_dir():
-        raise FedgistError(f"there is no folder {folder}; it has to hold the site's images")
+        raise FedgistError(f"there is no folder {folder}; it has to hold the site's data")
     reader = formats.find(folder)
     if reader is None:
         raise FedgistError(
-            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, pictures "
-            "in train/CLASS/ and test/CLASS/, or another of the formats in docs/data.md"
+            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, "
+            "train.csv and test.csv with columns.toml, pictures in train/CLASS/ and test/CLASS/, or another of the "
+            "formats in docs/data.md"
         )
     return reader()

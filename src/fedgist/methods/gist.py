@@ -1,7 +1,7 @@
 """Gist: the exact ridge classifier of everybody's data on a fixed feature map, from one exchange of sums. Our own.
 
     public   feature map φ (a name and a seed) with ‖φ‖ ≤ 1, clip C
-    ask 1    client: (n, Σ φ(x), Σ y)                                      sum → mean μ, prior ȳ
+    ask 1    client: (Σ φ(x), Σ y)                                         sum → n, mean μ, prior ȳ
     ask 2    client: z = clip_C(φ(x) − μ) / C;  (Σ z zᵀ, Σ z (y − 1/c)ᵀ)    sum → S, V
     server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
@@ -29,10 +29,10 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 
 @dataclass(frozen=True)
 class Config:
-    features: str = fg.option(
-        "scattering",
-        "The feature map: scattering, fourier (of scattering), model (a net that never learns), learned (in a finish), "
-        "or a+b.",
+    features: str | None = fg.option(
+        None,
+        "The feature map: scattering, fourier (of scattering; of what is no image, of the values), model (a net that "
+        "never learns), learned (in a finish), or a+b; none: scattering of images, fourier of all else.",
     )
     grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
     scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
@@ -55,11 +55,12 @@ class Config:
     batch: int = fg.option(256, "Samples whose features are held at once; it changes nothing but rounding.", low=1)
     mirrored: bool = fg.option(False, "A sample is itself and its mirror image, with half the weight each.")
     wire: str = fg.option("float32", "How S and V travel; the sums of ask 1 never in float16.", choices=WIRES)
+    spend: tuple[float, ...] = fg.option(SHARES, "Privacy budget: shares of Σφ, Σy, S, V.", above=0, role=fg.Role.LATER)
 
 
 @fg.message
 class Describe:
-    """Give n, Σ φ(x) and Σ y; the seed is that of the feature map, `w` the net that it is about where that learned."""
+    """Give Σ φ(x) and Σ y; the seed is that of the feature map, `w` the net that it is about where that learned."""
 
     seed: int
     w: fg.Params = fg.wire(shape="learned")
@@ -69,7 +70,6 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    samples: int = fg.wire(fg.int64, additive=True, low=0)
     features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
     labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
 
@@ -125,12 +125,17 @@ class Gist(fg.Method[Config]):
         sizes = Sizes(config.grid, config.scales, config.orientations, config.dimensions, config.bandwidth)
         ground = Ground(task.shape, task.low, task.high, self.net)
         self.folded = config.clip == 0
-        if self.folded and config.features != "learned":
-            raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {config.features}")
-        self.features = build(config.features, ground, sizes, raw=self.folded)
-        self.learned = learned(config.features, self.net)
-        self.moments = Moments(self.features, task.classes, config.clip, config.mirrored)
-        self.linear = linear_model(config.features, ground, sizes)
+        names = config.features or ("scattering" if len(task.shape) == 3 else "fourier")
+        if self.folded and names != "learned":
+            raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
+        if config.mirrored:
+            fg.only_images("mirrored", task.shape)
+        self.features = build(names, ground, sizes, raw=self.folded)
+        self.learned = learned(names, self.net)
+        self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
+        self.wire = fg.float64 if task.private else WIRES[config.wire]
+        self.linear = linear_model(names, ground, sizes)
+        self.learns = f"linear on {names}"
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
         if not self.validated:
@@ -146,6 +151,13 @@ class Gist(fg.Method[Config]):
         sizes = {"features": size, "triangle": size * (size + 1) // 2, "candidates": count, "counts": count + 1}
         return {**super().bounds(model), **sizes, "learned": self.net.shapes if self.learned else {}}
 
+    @property
+    def releases(self) -> dict[type, fg.Sums]:
+        """Where the run is private: how far one record moves these sums."""
+        if self.validated:
+            raise fg.FedgistError("hits on held-out samples get no noise: set ridge to sums in a private run")
+        return dict(zip((First, Second), self.moments.releases(self.config.spend), strict=True))
+
     # The server
 
     def server_init(self, rng: fg.Rng) -> fg.State:
@@ -160,34 +172,33 @@ class Gist(fg.Method[Config]):
             return state
         seed: int = state["seed"]
         described = await fed.ask(fed.ids, Describe(seed, state["w"]), First)
-        first, n = described.sum, max(1, described.sum.samples)
-        mean, prior = first.features / n, first.labels / n
+        n = max(1.0, (counts := described.sum.labels.clamp_min(0)).sum().item())  # noise may make some negative
+        mean, prior = described.sum.features / n, counts / n
         centre = Centre(seed, self.on_wire(mean))
         multiplied = await fed.ask(described.ids, centre, Second)
-        second = multiplied.sum
-        classifier = Ridge.of(symmetric(second.products), second.targets)
-        if self.fixed_ridge is not None:
-            ridge = self.fixed_ridge
-        elif self.validated:
-            ridge = await self.most_hits(classifier, centre, prior, multiplied.ids, fed)
+        classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets)
+        if self.validated:
+            ridge = await self.by_hits(classifier, centre, prior, multiplied.ids, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
-            spread = n * (1 - prior.square().sum().item())
-            ridge = classifier.best(n, spread, self.ridges(classifier, FROM_SUMS))
+            ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        chosen = torch.tensor(ridge, dtype=torch.float64)
-        return {**state, **fitted, "ridge": chosen, "answered": len(multiplied)}
+        sums = {"features": described.sum.features, "labels": described.sum.labels}  # who joins later changes these
+        sums |= {"products": multiplied.sum.products, "targets": multiplied.sum.targets}
+        fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
+        return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
+
+    def ridge_from(self, classifier: Ridge, samples: float, spread: float) -> float:
+        """λ as it is given, or as the sums say."""
+        return self.fixed_ridge or classifier.best(samples, spread, self.ridges(classifier, FROM_SUMS))
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
-        """What to choose λ from: never below what rounding on the wire may have done to S."""
-        least = classifier.rounding(WIRES[self.config.wire])
-        return [max(least, classifier.scale * factor) for factor in factors]
+        """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
+        return [max(classifier.least(self.wire), classifier.scale * factor) for factor in factors]
 
-    async def most_hits(
-        self, classifier: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation
-    ) -> float:
+    async def by_hits(self, fit: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation) -> float:
         """The candidate with the most hits on held-out samples; of equals the strongest."""
-        ridges = self.ridges(classifier, CANDIDATES)
-        weights = torch.stack([classifier.weights(ridge) for ridge in ridges])
+        ridges = self.ridges(fit, CANDIDATES)
+        weights = torch.stack([fit.weights(ridge) for ridge in ridges])
         request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
         correct = (await fed.ask(ids, request, Hits)).sum.correct[:-1].tolist()
         return max(zip(correct, ridges, strict=True))[1]
@@ -211,14 +222,13 @@ class Gist(fg.Method[Config]):
         me.state["w"] = msg.w
         work = self.plan(me), me.data.pool, self.public(msg.seed, msg.w)
         features, labels = await fg.compute(self.moments.first, *work)
-        return First(int(labels.sum().round()), self.on_wire(features), self.on_wire(labels))
+        return First(self.on_wire(features), self.on_wire(labels))
 
     @fg.handler
     async def multiply(self, me: fg.Site, msg: Centre) -> Second:
         work = self.plan(me), me.data.pool, self.public(msg.seed, me.state["w"]), msg.mean
         products, targets = await fg.compute(self.moments.second, *work)
-        wire = WIRES[self.config.wire]
-        return Second(products.to(wire), targets.to(wire))
+        return Second(products.to(self.wire), targets.to(self.wire))
 
     @fg.handler
     async def judge(self, me: fg.Site, msg: Judge) -> Hits:
@@ -241,4 +251,4 @@ class Gist(fg.Method[Config]):
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""
-        return total.to(fg.float64 if self.config.wire == "float64" else fg.float32)
+        return total.to(fg.float64 if self.wire == fg.float64 else fg.float32)

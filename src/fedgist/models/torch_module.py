@@ -3,6 +3,9 @@
 The module's own weights are the start. Its parameters and floating-point buffers become the weights; integer buffers
 (`num_batches_tracked`) are not learned and stay as they are. Parameters with `requires_grad=False` are not trained.
 Features are what enters the last `nn.Linear` in the order of registration, or the submodule that the user names.
+
+What Dropout drops follows from one more number among the weights, `DRAWS`: the run's seed gives it, every training step
+counts it up, and like the statistics of a BatchNorm it is averaged where models are. So a run repeats itself.
 """
 
 import copy
@@ -18,11 +21,14 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Params
-from fedgist.core.rng import Rng
+from fedgist.core.rng import Rng, uniform
 from fedgist.core.task import Model, Output, Tap
 from fedgist.models.layers import batch_norm
 from fedgist.models.model import checked_shape
 
+DRAWS, MOST_DRAWS = "dropout.draws", 2**23
+"""A counter, whole numbers that float32 can tell apart."""
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -44,11 +50,14 @@ class _Worker:
         self.features: Tensor | None = None
         self.buffers: Params | None = None
         self.tap: Tap | None = None
+        self.draws: Tensor | None = None
         self.classifier.register_forward_pre_hook(self._keep_features)
         for name, part in self.module.named_modules():
             if _has_statistics(part):
                 # torch's own forward updates the statistics in place, which vmap refuses for shared buffers
                 part.forward = functools.partial(self._batch_norm, name, part)
+            elif _drops(part):
+                part.forward = functools.partial(self._dropout, Rng(0)("dropout", name).seed, part)
 
     def _keep_features(self, part: nn.Module, args: tuple[Any, ...]) -> None:
         self.features = args[0]
@@ -60,8 +69,18 @@ class _Worker:
             x, part.weight, part.bias, mean, variance, names, self.buffers, self.tap, part.momentum, part.eps
         )
 
+    def _dropout(self, layer: int, part: Any, x: Tensor) -> Tensor:
+        """torch's dropout with numbers of its own: of each value, or (1d, 2d, 3d) of each channel."""
+        if self.buffers is None or self.draws is None:
+            return x
+        shape = x.shape if type(part) is nn.Dropout else (*x.shape[:2], *[1] * (x.dim() - 2))
+        kept = uniform(self.draws.round().long() ^ layer, tuple(shape)) >= part.p
+        return x * kept / max(1 - part.p, 1e-12)
+
     def run(self, w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> tuple[Tensor | None, Any]:
         """(features, output); new statistics go into `buffers`."""
+        self.draws = w.get(DRAWS)
+        w = {name: tensor for name, tensor in w.items() if name != DRAWS}
         train = buffers is not None
         if self.module.training != train:
             self.module.train(train)
@@ -70,7 +89,7 @@ class _Worker:
             output = functional_call(self.module, w, (x,))
             return self.features, output
         finally:
-            self.features = self.buffers = self.tap = None
+            self.features = self.buffers = self.tap = self.draws = None
 
 
 @final
@@ -96,20 +115,23 @@ class ModuleModel(Model):
             for key in ("running_mean", "running_var")
         }
         self._other_buffers = tuple(name for name in buffers if name not in statistics)
+        self._draws = any(map(_drops, self._template.modules()))
         self._workers = threading.local()
         self._feature_size = self._probe()
 
     def init(self, rng: Rng) -> Params:
-        """Copies of the weights that the module came with, whatever `rng`."""
-        return {name: tensor.clone() for name, tensor in self._start.items()}
+        """Copies of the weights that the module came with, whatever `rng`, which says only what Dropout drops."""
+        own = {name: tensor.clone() for name, tensor in self._start.items()}
+        return own | ({DRAWS: rng("dropout").integers(MOST_DRAWS // 2).float()} if self._draws else {})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._start.items()}
+        own = {name: tuple(tensor.shape) for name, tensor in self._start.items()}
+        return own | ({DRAWS: ()} if self._draws else {})
 
     @property
     def buffers(self) -> frozenset[str]:
-        return self._buffers
+        return self._buffers | ({DRAWS} if self._draws else set())
 
     @property
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -123,9 +145,12 @@ class ModuleModel(Model):
             self._check_layer(start)
             return Output(x, self.head(w, x), {})
         new: Params | None = {name: w[name].clone() for name in self._other_buffers} if train else None
-        features, logits = self._worker(x.device).run(
-            {name: w[name] for name in self._start} | (new or {}), x, new, tap
-        )
+        own = {name: w[name] for name in self._start} | (new or {})
+        if train and self._draws:
+            own |= {DRAWS: w[DRAWS]}
+        features, logits = self._worker(x.device).run(own, x, new, tap)
+        if new is not None and self._draws:
+            new[DRAWS] = (w[DRAWS] + 1) % MOST_DRAWS
         assert features is not None  # the probe has seen the classifier called
         return Output(features, logits, new or {})
 
@@ -192,6 +217,10 @@ def _has_statistics(part: nn.Module) -> bool:
     return type(part) in _BATCH_NORMS and getattr(part, "running_mean", None) is not None
 
 
+def _drops(part: nn.Module) -> bool:
+    return type(part) in _DROPOUTS and getattr(part, "p", 0) > 0
+
+
 def _find_classifier(module: nn.Module, features: str | None) -> str:
     parts = dict(module.named_modules())
     del parts[""]
@@ -209,10 +238,11 @@ def _find_classifier(module: nn.Module, features: str | None) -> str:
 
 def _refuse_what_is_not_pure(module: nn.Module) -> None:
     for name, part in module.named_modules():
-        if isinstance(part, _DropoutNd) and part.p > 0:
+        inside = isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0
+        if inside or (isinstance(part, _DropoutNd) and part.p > 0 and not _drops(part)):
             raise FedgistError(
                 f"layer {name!r} is {type(part).__name__}, which draws from torch's global generator: runs would not "
-                "repeat; set its p to 0 or remove it"
+                f"repeat; set its {'dropout' if inside else 'p'} to 0, and put an nn.Dropout beside it if wanted"
             )
         if _has_statistics(part) and getattr(part, "momentum", None) is None:
             raise FedgistError(

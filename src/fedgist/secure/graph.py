@@ -83,3 +83,7 @@ class Sent:
 
     shares: Bytes
     commitments: Bytes
+
+
+class Refused(Exception):
+    """A site will not do this; what it says names who asked for what."""

@@ -21,6 +21,8 @@ from fedgist.secure.ring import Vector
 KEY = 32
 TAG = 16
 """Bytes by which what is sealed is longer."""
+PIECE = 1 << 16
+ZEROS = memoryview(bytes(PIECE))
 
 
 def agree(own: X25519PrivateKey, other: bytes) -> bytes:
@@ -38,20 +40,26 @@ def commit(key: bytes) -> bytes:
     return hashlib.sha256(b"fedgist commitment 1" + key).digest()
 
 
-def stream(key: bytes, count: int) -> bytearray:
-    """So many bytes of the cipher's stream; a key makes one stream only, so that its nonce is zero."""
-    out = bytearray(count)
-    Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update_into(bytes(count), out)
-    return out
+class Stream:
+    """The bytes of a cipher, one after the other; a key makes one stream only, so that its nonce is zero."""
+
+    def __init__(self, key: bytes):
+        self._next = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def fill(self, buffer: memoryview) -> None:
+        self._next.update_into(ZEROS[: len(buffer)], buffer)
 
 
 def mask(vectors: Mapping[str, Vector], key: bytes, sign: int) -> None:
-    """Add (1) or take away (−1) the stream of a key, in place."""
-    drawn, start = stream(key, sum(vector.nbytes for vector in vectors.values())), 0
+    """Add (1) or take away (−1) the stream of a key, in place; piece by piece, so that it stays in the cache."""
+    stream, buffer = Stream(key), memoryview(bytearray(PIECE))
+    combine = np.add if sign > 0 else np.subtract
     for vector in vectors.values():
-        part = np.frombuffer(drawn, vector.dtype, vector.size, start)
-        (np.add if sign > 0 else np.subtract)(vector, part, out=vector)
-        start += vector.nbytes
+        step = PIECE // vector.itemsize
+        for start in range(0, vector.size, step):
+            part = vector[start : start + step]
+            stream.fill(buffer[: part.nbytes])
+            combine(part, np.frombuffer(buffer, vector.dtype, part.size), out=part)
 
 
 def seal(key: bytes, data: bytes, about: bytes) -> bytes:

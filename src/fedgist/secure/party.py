@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgist.secure import masks, shamir
-from fedgist.secure.graph import Group, threshold
+from fedgist.secure.graph import Group, Refused, threshold
 from fedgist.secure.masks import KEY
 from fedgist.secure.ring import Vector
 from fedgist.secure.shamir import Bytes
@@ -31,10 +31,6 @@ from fedgist.secure.shamir import Bytes
 SIGNATURE = 64
 MOST_UNPROVEN = 8
 """Sums of a run whose set the server has not yet shown to be everybody's; a server that was killed forgets some."""
-
-
-class Refused(Exception):
-    """A site will not do this; what it says names who asked for what."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,8 @@ class Party:
         self._nonces: set[str] = set()
         self._opened: dict[str, Record] = {}
         self._sets: dict[str, dict[str, str]] = {}
-        self.unproven: set[str] = set()
-        """Sums that were opened, of which the server has not shown that all were told of the same set."""
+        self.unproven: dict[str, str] = {}
+        """Sums that were opened, by run, of which the server has not shown that all were told of the same set."""
         for record in memory.records():
             self._learn(record)
 
@@ -132,9 +128,9 @@ class Party:
         if "alive" in record:
             self._opened[version] = record
             self._sets.setdefault(_round(version), {}).setdefault("\n".join(record["alive"]), version)
-            self.unproven.add(version)
+            self.unproven[version] = record["run"]
         if "proven" in record:
-            self.unproven.discard(version)
+            self.unproven.pop(version, None)
 
     def _note(self, **record: Any) -> None:
         self.memory.write(record)
@@ -166,7 +162,7 @@ class Party:
             raise Refused(f"the server asked {group.version} before, for another set of sites")
         if group.nonce.hex() in self._nonces:
             raise Refused("the server used a nonce twice")
-        if len(self.unproven) > MOST_UNPROVEN:
+        if list(self.unproven.values()).count(group.run) > MOST_UNPROVEN:
             raise Refused("the server does not show that all sites were told of the same sets in earlier sums")
         self._note(version=group.version, cohort=list(group.cohort), nonce=group.nonce.hex())
 
@@ -221,7 +217,7 @@ class Party:
         for name, bundle in zip(near, sealed, strict=True):
             rows += self._shares(group, name, alive, bundle.tobytes())
         signature = self.identity.signing.sign(statement(group, alive))
-        self._note(version=version, alive=sorted(alive), context=group.context.hex())
+        self._note(version=version, run=group.run, alive=sorted(alive), context=group.context.hex())
         return _rows(rows), signature
 
     def _check_alive(self, group: Group, alive: Sequence[str]) -> None:

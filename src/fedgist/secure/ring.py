@@ -50,7 +50,8 @@ class Ring:
 
     def enter(self, field: str, values: NDArray[np.generic]) -> Vector:
         """The values as elements of the ring; what would not fit into the sum is refused."""
-        largest = float(np.max(np.abs(values.astype(np.float64, copy=False)), initial=0.0))
+        wide = values.astype(np.float64, copy=False)
+        largest = float(np.maximum(np.max(wide, initial=0.0), -np.min(wide, initial=0.0)))
         if not math.isfinite(largest):
             raise OutOfRange(field, "holds a number that is not finite", WIDEST_RANGE + 1)
         if largest >= self.limit:
@@ -58,9 +59,10 @@ class Ring:
             times = largest / self.limit
             why = f"holds {largest:.3g}, {times:.3g} times the {self.limit:.3g} that {self.addends} sites may add each"
             raise OutOfRange(field, why, needed)
-        if self.kind == "float":
-            values = np.rint(np.ldexp(values.astype(np.float64, copy=False), self.exponent)).astype(SIGNED[self.bits])
-        return values.astype(UNSIGNED[self.bits])
+        if self.kind != "float":
+            return values.astype(UNSIGNED[self.bits])
+        steps = wide * 2.0**self.exponent  # exact
+        return np.rint(steps, out=steps).astype(SIGNED[self.bits]).view(UNSIGNED[self.bits])
 
     def leave(self, total: Vector) -> NDArray[np.generic]:
         """The sum that ring elements stand for: float64, or int64 for whole numbers."""

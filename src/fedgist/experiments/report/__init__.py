@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page about one or several runs, made from their folders alone."""
+"""The report: one HTML page about one or several runs, made from their folders alone; its one script lies beside it."""
 
 from fedgist.experiments.report.page import MissingPlotly, check_installed, page, write
 

@@ -11,6 +11,7 @@ that send k numbers each.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedgist.experiments.fairness import ALONE
 from fedgist.experiments.report.runs import Group
 
 BASE = "fedavg"
@@ -33,7 +34,7 @@ class Cost:
     """The estimate of the work of encryption for a client, and for the server."""
     server: float
     by_definition: float | None = None
-    """η, where there is a run of FedAvg to compare with."""
+    """η, where there is a run of FedAvg to compare with: of the same model, and both no worse than learning alone."""
     at_equal_accuracy: float | None = None
     common_accuracy: float | None = None
 
@@ -41,8 +42,14 @@ class Cost:
 def costs(groups: Sequence[Group]) -> list[Cost]:
     """One for each method that sends anything."""
     base = next((group for group in groups if group.method == BASE and group.curve), None)
+    alone = max((best(group) for group in groups if group.method == ALONE and group.curve), default=0.0)
     sending = [group for group in groups if group.curve and sum(group.first.wire.paper_up.values())]
-    return [_cost(group, base) for group in sending]
+    return [_cost(group, base if base is not None and _comparable(group, base, alone) else None) for group in sending]
+
+
+def _comparable(group: Group, base: Group, alone: float) -> bool:
+    """Whether a ratio would mean anything: of one and the same model, and better than what needs no message."""
+    return group.model == base.model and min(best(group), best(base)) >= alone
 
 
 def rounds_to(group: Group, accuracy: float) -> int | None:

@@ -17,7 +17,11 @@ from fedgist.words import percent, size
 COLOURS = 8
 MARKED = 20  # points of a curve that are marked
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
-DASHES = ("solid", "dot", "dash", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+LABELLED = 6
+"""Curves that are drawn at first; the others are a click in the legend away."""
+
+SILENT = " (sends nothing)"
 
 Spec = dict[str, Any]
 Curve = Sequence[tuple[int, float, float, float]]
@@ -53,16 +57,36 @@ def _drawn(i: int, points: int) -> Spec:
 
 
 def line(i: int) -> Spec:
-    return {"color": colour(i), "width": 2, "dash": DASHES[i // COLOURS % len(DASHES)]}
+    return {"color": colour(i), "width": 2, "dash": DASHES[(i + i // COLOURS) % len(DASHES)]}
+
+
+def first_shown(groups: Sequence[Group]) -> set[str]:
+    """The labels of the curves that are drawn at first: the references and the most accurate at the end."""
+    ranked = sorted((group for group in groups if group.curve), key=lambda g: (not g.is_reference, -g.curve[-1][2]))
+    return {group.label for group in ranked[:LABELLED]} if len(groups) > LABELLED else {g.label for g in groups}
+
+
+def _ordered(groups: Sequence[Group]) -> list[Group]:
+    """Those that are drawn at first before the others, so that they have the first colours."""
+    shown = first_shown(groups)
+    return sorted(groups, key=lambda group: group.label not in shown)
+
+
+def _hidden(groups: Sequence[Group], data: list[Spec]) -> list[Spec]:
+    """All curves that are not drawn at first, with their bands, only in the legend."""
+    shown = {escape(label) for label in first_shown(groups)}
+    shown |= {f"{label}{escape(SILENT)}" for label in shown}
+    return [trace if trace["name"] in shown else {**trace, "visible": "legendonly"} for trace in data]
 
 
 def accuracy_by_rounds(groups: Sequence[Group]) -> Figure:
     data: list[Spec] = []
-    for i, group in enumerate(groups):
+    for i, group in enumerate(_ordered(groups)):
         curve = group.curve
         data += _band(i, group.label, [r for r, *_ in curve], [(mean, std) for *_, mean, std in curve])
         data.append(_accuracy(i, group, curve, [r for r, *_ in curve], [f"round {r}" for r, *_ in curve]))
-    layout = {"xaxis": _rounds_axis(data), "yaxis": _accuracy_axis()}
+    layout = {"xaxis": _rounds_axis(data), "yaxis": _accuracy_axis(data)}
+    data = _hidden(groups, data)
     return Figure("by-rounds", "Accuracy against rounds", _said(groups, "round"), data, layout, _band_note(groups))
 
 
@@ -73,7 +97,7 @@ def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
     """
     data: list[Spec] = []
     sent = [b for group in groups if group.first.sends for _, b, _, _ in group.curve if b]
-    for i, group in enumerate(groups):
+    for i, group in enumerate(_ordered(groups)):
         curve = group.curve
         if group.first.sends:
             curve = [point for point in curve if point[1]]
@@ -88,12 +112,13 @@ def accuracy_by_bytes(groups: Sequence[Group]) -> Figure:
                 "mode": "lines",
                 "line": {**line(i), "dash": "dash"},
             }
-            label = escape(f"{group.label} (sends nothing)")
+            label = escape(f"{group.label}{SILENT}")
             data.append({"type": "scatter", "name": label, "hoverinfo": "name+y", **across})
     axis: Spec = {"title": {"text": "bytes sent so far, up and down"}, "type": "log", "tickformat": "~s"}
     if sent and max(sent) > 20 * min(sent):
         axis["dtick"] = 1  # whole powers of ten are enough, and do not overlap on a phone
-    layout = {"xaxis": axis, "yaxis": _accuracy_axis()}
+    layout = {"xaxis": axis, "yaxis": _accuracy_axis(data)}
+    data = _hidden(groups, data)
     return Figure("by-bytes", "Accuracy against bytes", _said(groups, "bytes"), data, layout, _band_note(groups))
 
 
@@ -135,8 +160,10 @@ def _rounds_axis(data: Sequence[Spec]) -> Spec:
     return {"title": {"text": "round"}, "rangemode": "tozero", **({"dtick": 1} if most <= 8 else {})}
 
 
-def _accuracy_axis() -> Spec:
-    return {"title": {"text": "test accuracy"}, "tickformat": "~%"}
+def _accuracy_axis(data: Sequence[Spec] = ()) -> Spec:
+    """All accuracies that there could be, as long as there is none."""
+    empty = {} if any(trace["y"] for trace in data) else {"range": [0, 1]}
+    return {"title": {"text": "test accuracy"}, "tickformat": "~%", **empty}
 
 
 def _band_note(groups: Sequence[Group]) -> str:
@@ -172,7 +199,11 @@ def _line_over(name: str, groups: Sequence[Group]) -> Figure:
     if any(deviations):
         trace["error_y"] = {"type": "data", "array": deviations, "color": colour(0), "thickness": 1.5}
     scale = {"type": "log"} if min(x) > 0 and max(x) > 20 * min(x) else {}
-    layout = {"xaxis": {"title": {"text": escape(name)}, **scale}, "yaxis": _accuracy_axis(), "showlegend": False}
+    layout = {
+        "xaxis": {"title": {"text": escape(name)}, **scale},
+        "yaxis": _accuracy_axis([trace]),
+        "showlegend": False,
+    }
     title = f"Accuracy over {name}"
     said = ", ".join(f"{value}: {percent(y)}" for value, y in zip(x, trace["y"], strict=True))
     return Figure("sweep", title, f"Last accuracy for each value of {name}; {said}", [trace], layout)
@@ -230,7 +261,7 @@ def _family(family: str, members: Sequence[tuple[Group, str]]) -> Figure:
             | {"hovertemplate": "%{y:.4f} after round %{x}<extra>%{fullData.name}</extra>"}
         )
     known = family == "accuracy"
-    yaxis = _accuracy_axis() if known else {"title": {"text": escape(family)}}
+    yaxis = _accuracy_axis(data) if known else {"title": {"text": escape(family)}}
     title = "Further accuracies" if known else family.capitalize()
     said = ", ".join(f"{group.label} {name}" for group, name in members)
     layout = {"xaxis": _rounds_axis(data), "yaxis": yaxis}

@@ -1,6 +1,7 @@
 """The page: reads the runs, makes tables, charts and pictures of them, and fills in the template."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +18,8 @@ from fedgist.experiments.report.runs import Group, Run
 from fedgist.experiments.report.tables import Table
 
 PARTITIONS = 4  # pictures of them, at most
+FEW_CONFIGURATIONS = 6  # that are shown with a sentence for each option
+FEW_NAMES = 4  # methods that a title has room for
 
 
 class MissingPlotly(FedgistError):
@@ -40,19 +43,35 @@ class Partition:
     discrepancies: list[str]
 
 
-def write(folders: Sequence[RunFolder], path: Path, target: float | None = None) -> Path:
-    """Writes the page about these runs to `path`; `target` is the accuracy that rounds and bytes are counted to."""
-    write_text(path, page(folders, target))
+def write(folders: Sequence[RunFolder], path: Path, target: float | None = None, single_file: bool = False) -> Path:
+    """Writes the page about these runs to `path`; `target` is the accuracy that rounds and bytes are counted to.
+
+    What draws its charts is 5 MB: it lies beside the page, or once in the folder of all runs, unless the page is to be
+    a single file.
+    """
+    library = _library(path)
+    text = page(folders, target, library=None if single_file else os.path.relpath(library, path.parent))
+    if not single_file and (not library.is_file() or library.stat().st_size != len(_plotly().encode())):
+        write_text(library, _plotly())
+    write_text(path, text)
     return path
 
 
-def page(folders: Sequence[RunFolder], target: float | None = None, live: bool = False) -> str:
-    """The page about these runs; a live one asks its server for news."""
+def _library(path: Path) -> Path:
+    """Where the page finds what draws its charts."""
+    shared = path.absolute().parent.parent
+    return (shared if shared.name == "runs" else path.parent) / "plotly.min.js"
+
+
+def page(
+    folders: Sequence[RunFolder], target: float | None = None, live: bool = False, library: str | None = None
+) -> str:
+    """The page about these runs; a live one asks its server for news. Without a `library` it holds its own."""
     template, plotly = _template(), _plotly()
     found = [runs.read(folder) for folder in folders]
     groups = runs.grouped(found)
     shown = {group.label: list(artifacts.load(group.first.folder.shown)) for group in groups}
-    target = tables.usual_target(groups) if target is None else target
+    target = runs.usual_target(groups) if target is None else target
     return template.render(
         title=_title(groups),
         subtitle=_subtitle(groups),
@@ -61,9 +80,12 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         unfinished=[group.label for group in groups if not group.finished],
         cards=tables.cards(groups, target),
         summary=tables.summary(groups, target),
+        scores=tables.scores(groups),
+        recalls=tables.recalls(groups),
+        fairness=tables.fairness(groups),
         curves=[figures.accuracy_by_rounds(groups), figures.accuracy_by_bytes(groups)],
         further=[*figures.sweep(groups), *figures.further(groups)],
-        galleries=[one for group in groups for one in pictures.galleries(group.label, shown[group.label])],
+        galleries=pictures.within(shown),
         embedded=[one for i, group in enumerate(groups) for one in _embedded(i, group, shown[group.label])],
         wire=figures.wire(groups),
         wire_table=tables.wire(groups),
@@ -71,13 +93,15 @@ def page(folders: Sequence[RunFolder], target: float | None = None, live: bool =
         sees=tables.who_sees_what(groups),
         missing=tables.missing(groups),
         privacy=_privacy(groups),
+        secure=[f"{group.label}: {about}." for group in groups if (about := group.first.about.get("secure"))],
         partitions=_partitions(groups),
-        configurations=[(_name(group, run), run.text) for group in groups for run in group.runs],
+        configurations=_configurations(groups),
         environments=_environments(groups),
         citations=list(dict.fromkeys(text for group in groups if (text := _citation(group.first)))),
         style=_resource("style.css"),
         script=_resource("script.js"),
-        plotly=plotly,
+        plotly=None if library else plotly,
+        library=library,
     )
 
 
@@ -112,7 +136,8 @@ def _plotly() -> str:
 
 def _title(groups: Sequence[Group]) -> str:
     names, data = (dict.fromkeys(str(group.first.config[key]) for group in groups) for key in ("method", "dataset"))
-    return f"{_listed(list(names))} on {_listed(list(data))}"
+    said = _listed(list(names)) if len(names) <= FEW_NAMES else f"{len(names)} methods"
+    return f"{said} on {_listed(list(data))}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -183,6 +208,15 @@ def _partitions(groups: Sequence[Group]) -> list[Partition]:
         said = [f"{kind}. {discrepancies.available().get(kind.partition(':')[0], '')}" for kind in kinds]
         found.append(Partition(figures.partition(run, f"partition-{i}", title), said))
     return found
+
+
+def _configurations(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """What ran; of many runs without the sentences, which are the same in all."""
+    found = [(_name(group, run), run.text) for group in groups for run in group.runs]
+    if len(found) <= FEW_CONFIGURATIONS:
+        return found
+    bare = [(name, [line for line in text.splitlines() if line and not line.startswith("#")]) for name, text in found]
+    return [(name, "\n".join(lines)) for name, lines in bare]
 
 
 def _environments(groups: Sequence[Group]) -> list[tuple[str, str]]:

@@ -1,6 +1,8 @@
 """What the folders of runs say, and which of them are seeds of the same thing."""
 
 import csv
+import dataclasses
+import itertools
 import math
 import os
 import statistics
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.experiments import config as configs
+from fedgist.experiments import fairness
+from fedgist.experiments.fairness import GLOBAL, OWN, Accuracies, Fairness, Parts
 from fedgist.experiments.folder import RunFolder, read_json
 
 BETWEEN = "deviation_between_clients"
@@ -19,6 +23,7 @@ KNOWN = {
     "round",
     "seconds",
     "answered",
+    "client_steps",
     "skipped",
     "missing",
     "unevaluated",
@@ -35,8 +40,10 @@ RECALL = "recall_"
 SYMBOLS = {"w": "model", "p": "weight in the mean", "x": "inputs"}
 """Fields of messages that have the papers' letters for names, in words."""
 FEW = 3  # differing options that a label may name
+REFERENCES = ("centralized", fairness.ALONE)
+"""The upper and the lower line of a comparison: no method that could win it."""
 SHARE_OF_BEST = 0.95
-"""The usual target: this share of the best last accuracy of all."""
+"""The usual target: this share of the best last accuracy of all methods but the references."""
 
 
 @dataclass
@@ -87,6 +94,56 @@ class Run:
     about: dict[str, Any]
     """The method: its summary and citation, and who sees what."""
     wire: Wire
+    clients: Accuracies = field(default_factory=dict)
+    """How accurate each client is."""
+    alone: Parts | None = None
+    """The same of clients that learned alone, where that is known."""
+
+    @property
+    def model(self) -> str:
+        """What is learned: an architecture, or several."""
+        specs = self.config.get("architectures") or [str(self.config.get("model", ""))]
+        return str(self.about.get("learns") or " + ".join(dict.fromkeys(specs)))
+
+    @property
+    def mean_of_clients(self) -> bool:
+        """Whether the accuracy is the mean over models that clients keep."""
+        rows = self.evaluations
+        own = any(BETWEEN in row and "accuracy_clients" not in row for row in rows)
+        return own and self.config["method"] != "centralized"
+
+    @property
+    def effective_rounds(self) -> int:
+        """The rounds in which anything was sent."""
+        sent = [0, *(row["bytes_up"] + row["bytes_down"] for row in self.rows)]
+        return sum(after > before for before, after in itertools.pairwise(sent))
+
+    @property
+    def steps(self) -> float | None:
+        """Of loops, that a client which was there in all rounds computed, where that was counted."""
+        counted = [row for row in self.rows if "client_steps" in row]
+        return sum(row["client_steps"] / max(1, row["answered"]) for row in counted) if counted else None
+
+    def score(self, name: str) -> float | None:
+        """The last evaluation's score of that name."""
+        found = self.evaluations[-1].get(name) if self.evaluations else None
+        return None if found is None else float(found)
+
+    @property
+    def recalls(self) -> dict[int, float]:
+        """Class -> recall, after the last round."""
+        last = self.evaluations[-1] if self.evaluations else {}
+        return {int(name.removeprefix(RECALL)): float(last[name]) for name in last if name.startswith(RECALL)}
+
+    @cached_property
+    def fairness(self) -> dict[str, dict[str, Fairness]]:
+        """Whose model -> what was tested on -> how its clients fare."""
+        return fairness.summary(self.clients, self.alone)
+
+    def fares(self, part: str) -> Fairness | None:
+        """How clients fare by the model that the accuracy is about."""
+        by = self.fairness.get(OWN if self.mean_of_clients else GLOBAL, {})
+        return by.get(part)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -142,7 +199,7 @@ class Run:
         if "sees" not in self.about:
             return "not recorded"
         if not self.visible:
-            return "sums only"
+            return self.about.get("secure", "sums only")
         whose = "no server; neighbours see" if self.peer_to_peer else "each client's"
         named = self.visible[:most]
         more = f" and {len(self.visible) - len(named)} more" if len(named) < len(self.visible) else ""
@@ -181,14 +238,21 @@ class Group:
         return str(self.first.config["method"])
 
     @property
+    def model(self) -> str:
+        return self.first.model
+
+    @property
+    def is_reference(self) -> bool:
+        return self.method in REFERENCES
+
+    @property
     def finished(self) -> bool:
         return all(run.result is not None for run in self.runs)
 
     @property
     def between_clients(self) -> bool:
         """Whether the deviation of a curve is that between clients: of one seed, whose accuracy is a mean over them."""
-        rows = self.first.evaluations
-        return len(self.runs) == 1 and any(BETWEEN in row and "accuracy_clients" not in row for row in rows)
+        return len(self.runs) == 1 and self.first.mean_of_clients
 
     @cached_property
     def curve(self) -> list[tuple[int, float, float, float]]:
@@ -213,6 +277,7 @@ def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
 
 
 def read(folder: RunFolder) -> Run:
+    accuracies, alone = fairness.read(folder) if folder.finished else ({}, None)
     return Run(
         folder=folder,
         config=configs.read(folder.config),
@@ -223,7 +288,16 @@ def read(folder: RunFolder) -> Run:
         environment=read_json(folder.environment),
         about=read_json(folder.method) if folder.method.is_file() else {},
         wire=read_ledger(folder.ledger),
+        clients=accuracies,
+        alone=alone,
     )
+
+
+def usual_target(groups: Sequence[Group]) -> float | None:
+    """The accuracy that rounds and bytes are counted to where nobody names one: most of the best at the end."""
+    shown = [group for group in groups if group.curve]
+    last = [group.curve[-1][2] for group in [group for group in shown if not group.is_reference] or shown]
+    return SHARE_OF_BEST * max(last) if len(shown) > 1 else None
 
 
 def read_ledger(path: Path) -> Wire:
@@ -252,11 +326,27 @@ def read_ledger(path: Path) -> Wire:
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """The runs with the seeds of one configuration together, in the order in which they came."""
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in beside_alone(runs):
         key = repr({name: value for name, value in run.config.items() if name != "seed"})
         groups.setdefault(key, []).append(run)
     together = list(groups.values())
     return [Group(label, runs) for label, runs in zip(_labels([one[0] for one in together]), together, strict=True)]
+
+
+def beside_alone(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those that do not know how their clients did alone with what a run of `independent` here says."""
+    alone = {_ground(run): run.clients.get(OWN) for run in runs if run.config["method"] == fairness.ALONE}
+    return [
+        run if run.alone or run.config["method"] == fairness.ALONE
+        else dataclasses.replace(run, alone=alone.get(_ground(run)))
+        for run in runs
+    ]  # fmt: skip
+
+
+def _ground(run: Run) -> tuple[str, ...]:
+    """What clients must have in common to be the same: who holds what, seen how, judged on what."""
+    names = ("seed", "discrepancy", "validation")
+    return str(run.partition.get("sha256")), *(str(run.config.get(name)) for name in names)
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

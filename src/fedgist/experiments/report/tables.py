@@ -5,12 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedgist.experiments import result_table
+from fedgist.experiments.fairness import ALONE
 from fedgist.experiments.report.efficiency import Cost, best
-from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, mean_and_deviation
+from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.results import best_five
 from fedgist.words import percent, short, size, times
 
-FEW = 3  # names of fields that the summary has room for
+FEW = 3  # names of fields, or of clients, that a cell has room for
+MANY_CLASSES = 20
+"""More than a table of recalls has room for."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,6 @@ def spread(values: Sequence[float]) -> Cell:
     return number(f"{100 * mean:.2f}" if len(values) == 1 else f"{100 * mean:.2f} ± {100 * deviation:.2f}")
 
 
-def usual_target(groups: Sequence[Group]) -> float | None:
-    """The accuracy that rounds and bytes are counted to where nobody names one: most of the best at the end."""
-    last = [group.curve[-1][2] for group in groups if group.curve]
-    return SHARE_OF_BEST * max(last) if len(last) > 1 else None
-
-
 def reached(group: Group, aim: float) -> list[tuple[int, int]]:
     """For each seed that got there: the first round that did, and the bytes up and down until then."""
     return [there for run in group.runs if (there := run.reached(aim)) is not None]
@@ -67,7 +65,9 @@ def summary(groups: Sequence[Group], aim: float | None) -> Table:
         "accuracy, %",
         "best, %",
         "best five, %",
+        "model",
         "rounds",
+        "steps",
         "bytes up",
         "bytes down",
         "seconds",
@@ -76,7 +76,76 @@ def summary(groups: Sequence[Group], aim: float | None) -> Table:
     if aim is not None:
         there = f"{100 * aim:.1f} %".replace(" ", "\u00a0")
         head[4:4] = [f"rounds to {there}", f"bytes to {there}"]
-    return Table("The runs side by side", head, [_summary_row(group, aim) for group in groups], _seeds_note(groups))
+    notes = [_seeds_note(groups), *([f"{result_table.NOTE}."] if any(g.first.mean_of_clients for g in groups) else [])]
+    notes.append(
+        "Rounds: those in which anything was sent. Steps: of training or making data, of a client in all rounds."
+    )
+    rows = [_summary_row(group, aim) for group in groups]
+    return Table("The runs side by side", head, rows, " ".join(filter(None, notes)))
+
+
+def scores(groups: Sequence[Group]) -> Table:
+    """Other scores than accuracy."""
+    note = (
+        "Balanced accuracy is the mean recall of the classes. The calibration error is the mean gap between how sure a "
+        "model is and how often it is right."
+    )
+    return _columns("Scores", groups, result_table.SCORES, note)
+
+
+def fairness(groups: Sequence[Group]) -> Table:
+    """How clients fare, by the global model and by their own, and against learning alone."""
+    head = [
+        "run",
+        "model",
+        "tested on",
+        "mean, %",
+        "worst tenth, %",
+        "deviation",
+        "gain",
+        "mean gain",
+        "who loses most",
+    ]
+    rows = []
+    for group in groups:
+        lines = [(model, part, one) for model, parts in group.first.fairness.items() for part, one in parts.items()]
+        for i, (model, part, one) in enumerate(lines):
+            lost = [f"{id} ({100 * gain:.1f})" for id, gain in list((one.losers or {}).items())[:FEW]]
+            all_lost = ", ".join(f"{id} ({100 * gain:.1f})" for id, gain in (one.losers or {}).items())
+            gained = "–" if one.gain is None else f"{one.gain} of {one.clients}"
+            mean_gain = "–" if one.gain_mean is None else f"{100 * one.gain_mean:+.2f}"
+            losers = Cell(", ".join(lost) or ("nobody" if one.gain is not None else "–"), all_lost, "text")
+            numbers = [number(f"{100 * value:.2f}") for value in (one.mean, one.worst_tenth, one.deviation)]
+            gains = [number(gained), number(mean_gain)]
+            rows.append([_first(group, i), Cell(model), Cell(part), *numbers, *gains, losers])
+    note = (
+        "Every client on the test images of the labels that it holds, and on everybody's test set, by the global model "
+        "or its own. Gain: how many clients are more accurate than in a run of independent on the same ground; who "
+        "loses, by how many points. With several seeds, the first."
+    )
+    return Table("How clients fare", head, rows, note)
+
+
+def recalls(groups: Sequence[Group]) -> Table:
+    """The recall of each class, where there are not too many of them."""
+    classes = sorted({c for group in groups for run in group.runs for c in run.recalls})
+    if len(classes) > MANY_CLASSES:
+        return Table("Recall by class, %", [])
+    rows = []
+    for group in groups:
+        of = [[run.recalls[c] for run in group.runs if c in run.recalls] for c in classes]
+        cells = [number(f"{100 * statistics.fmean(values):.1f}" if values else "–") for values in of]
+        rows += [[Cell(result_table.name(group), kind="name"), *cells]] if any(of) else []
+    return Table("Recall by class, %", ["run", *map(str, classes)], rows)
+
+
+def _columns(caption: str, groups: Sequence[Group], columns: Sequence[result_table.Column], note: str) -> Table:
+    known = result_table.known(groups, columns)
+    rows = [
+        [Cell(result_table.name(group), kind="name"), *(number(result_table.shown(group, column)) for column in known)]
+        for group in groups
+    ]
+    return Table(caption, ["run", *map(result_table.heading, known)], rows if known else [], note)
 
 
 def _summary_row(group: Group, aim: float | None) -> list[Cell]:
@@ -100,9 +169,11 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
         cells.append(none if rounds is None else number(f"{rounds:.3g}{some}"))
         cells.append(none if sent is None else number(f"{size(sent)}{some}", f"{sent:,.0f} bytes"))
     return [
-        Cell(group.label, str(group.first.about.get("summary", "")), "name"),
+        Cell(result_table.name(group), str(group.first.about.get("summary", "")), "name"),
         *cells,
+        Cell(group.model),
         _rounds(group),
+        number(result_table.shown(group, result_table.STEPS)),
         bytes_cell(statistics.fmean(run.last["bytes_up"] for run in group.runs)),
         bytes_cell(statistics.fmean(run.last["bytes_down"] for run in group.runs)),
         number(f"{statistics.fmean(run.seconds for run in group.runs):.1f}"),
@@ -114,7 +185,7 @@ def _rounds(group: Group) -> Cell:
     done = [run.last["round"] for run in group.runs]
     wanted = group.first.config["rounds"]
     if group.finished:
-        return number(max(done))
+        return number(max(run.effective_rounds for run in group.runs), f"{max(done)} in all")
     return number(f"{min(done)} of {wanted}, unfinished")
 
 
@@ -128,7 +199,9 @@ def _seeds_note(groups: Sequence[Group]) -> str:
 
 def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
     """The few numbers that a reader looks for first."""
-    shown = [group for group in groups if group.curve]
+    alone = max((group.curve[-1][2] for group in groups if group.method == ALONE and group.curve), default=0.0)
+    able = [group for group in groups if group.curve and not group.is_reference]
+    shown = [group for group in able if group.curve[-1][2] >= alone] or able  # to save at what is of no use is no feat
     if len(groups) == 1:
         return _single(groups[0])
     if not shown:
@@ -238,7 +311,8 @@ def efficiency(found: Sequence[Cost]) -> Table:
     note = (
         "η is what FedAvg sends, in numbers and in one direction, up to its best accuracy, over what the method sends "
         "up to its own (Garg et al. 2022). At equal accuracy both are counted up to the first round that reaches the "
-        "lower of the two best accuracies."
+        "lower of the two best accuracies. No ratio stands where the models differ, or where either is less accurate "
+        "than clients that learn alone."
     )
     return Table("Communication efficiency", head, rows, note)
 
@@ -250,8 +324,8 @@ def encryption(found: Sequence[Cost], base: Cost | None) -> Table:
             Cell(cost.label, kind="name"),
             number(short(cost.client), f"{cost.client:,.0f}"),
             number(short(cost.server), f"{cost.server:,.0f}"),
-            number(times(None if base is None or base is cost else base.client / cost.client)),
-            number(times(None if base is None or base is cost else base.server / cost.server)),
+            number(times(base.client / cost.client if base and cost.by_definition is not None else None)),
+            number(times(base.server / cost.server if base and cost.by_definition is not None else None)),
         ]
         for cost in found
     ]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError
+from fedgist.federation.protocol.framing import read, write
 
 try:
     from nvflare.collab import collab
@@ -173,20 +174,3 @@ def write_job(folder: Path, address: str, site_class: str, sites: Iterable[str])
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def write(stream: BufferedRWPair, *parts: bytes) -> None:
-    for part in parts:
-        stream.write(len(part).to_bytes(8, "little"))
-        stream.write(part)
-    stream.flush()
-
-
-def read(stream: BufferedRWPair) -> bytes | None:
-    """The next part; None when the other end has gone."""
-    length = stream.read(8)
-    if len(length) < 8:
-        return None
-    count = int.from_bytes(length, "little")
-    data = stream.read(count)
-    return data if len(data) == count else None

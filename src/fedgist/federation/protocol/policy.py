@@ -54,11 +54,21 @@ class Policy:
     min_test_samples: int = option(
         50, "With fewer test images than this no score leaves; classes as rare as above are not tested.", low=1
     )
+    secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
+    min_sum: int = option(
+        3, "A secure sum is over at least so many sites, and two sums of a round differ by so many, if they do.", low=2
+    )
     max_model: int = option(LARGEST_MODEL, "Weights of the largest model that is built.", low=1)
     max_models: int = option(100, "Architectures that a run may name.", low=1)
     max_batch_samples: int = option(10_000_000, "Samples that the batches of one exchange may count in all.", low=1)
     max_seconds: float = option(3600.0, "Seconds that answering one request may take.", above=0)
     max_runs: int = option(20, "Runs whose states are kept; the one that was asked longest ago goes first.", low=1)
+    epsilon: float | None = option(
+        None,
+        "Budget ε of this site's data, for all runs together; with it, only differentially private runs are answered.",
+        above=0,
+    )
+    delta: float = option(1e-5, "The δ at which that budget holds.", above=0, high=0.1)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Where the operator says otherwise than the method: by option, or by method and option, what is allowed."""
 
@@ -112,8 +122,13 @@ class Policy:
     def allows(self, handler: Handler) -> bool:
         return bool({tag_of(handler.reply), handler.reply.__name__, EVERYTHING} & set(self.messages))
 
-    def admit(self, data: ClientData) -> ClientData:
-        """The data without the classes of which there are too few samples, and without a test set that is too small."""
+    def admit(self, data: ClientData, private: bool = False) -> ClientData:
+        """The data without the classes of which there are too few samples, and without a test set that is too small.
+
+        In a private run nothing is left out: that would depend on more than one record, and noise protects all.
+        """
+        if private:
+            return replace(data, test=None, most=self.max_batch_samples)
         x, y = self._common(data.x, data.y, data.classes)
         if len(data.y) and not len(y):
             raise Refused(f"none of its classes has the {self.min_samples_per_class} samples that its policy asks for")

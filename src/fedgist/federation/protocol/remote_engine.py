@@ -169,7 +169,7 @@ class RemoteEngine(Engine):
             return
         found = self.attend(sorted(self.lost))
         for id, why in found.expelled.items():
-            if id in self.ids and id not in self.gone:
+            if id in self.ids and self.gone.get(id) != why:  # also of one that is lost already
                 log.warning(f"site {id} {why}; the run goes on without it")
                 self.gone[id] = why
         back = sorted(self.lost & found.back.keys() - found.expelled.keys())
@@ -283,6 +283,7 @@ class RemoteEngine(Engine):
                 unfit[id] = error
             except SiteFailure as failure:
                 self._miss(id, str(failure))
+                self.gone |= {id: plain(str(failure))} if self.layer.over(str(failure)) else {}
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
@@ -294,6 +295,7 @@ class RemoteEngine(Engine):
             self._miss(id, f"sent {tag_of(ask.reply)} with {what}; more than {self.patience.max_norm:g} is --max-norm")
             del replies[id]
         self.working |= {id: version for id, version in changed.items() if id in replies}
+        self._check_enough()
         return replies
 
     def _request(self, id: str, tag: str, invited: int = 0) -> Request:

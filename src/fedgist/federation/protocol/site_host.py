@@ -26,6 +26,7 @@ from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
@@ -44,6 +45,7 @@ from fedgist.federation.protocol.envelope import (
     unseal,
 )
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
+from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
@@ -52,7 +54,7 @@ Prepare = Callable[[Start], tuple[Method, ClientData]]
 """Builds the method of a run and loads the site's data for it."""
 
 MakeLayer = Callable[[Start, Path], SiteLayer]
-"""Makes a site's half of what lies between its replies and the server; the folder is the run's."""
+"""Makes a site's half of what lies between its replies and the server; the folder is the site's."""
 
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
@@ -62,8 +64,8 @@ NEWER = 8
 """States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
 
 
-def plain_layer(start: Start, folder: Path) -> SiteLayer:
-    """Replies travel as they are."""
+def no_keys(start: Start, folder: Path) -> SiteLayer:
+    """Replies travel as they are: a host without keys cannot do otherwise."""
     if start.layer:
         raise Refused("the run wants secure sums, for which this site has no keys")
     return PlainSite()
@@ -211,7 +213,7 @@ class SiteHost:
         policy: Policy | None = None,
         model: str = "",
         enrol: Enrol = lambda roster: b"",
-        layer: MakeLayer = plain_layer,
+        layer: MakeLayer = no_keys,
     ):
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
@@ -290,7 +292,7 @@ class SiteHost:
         self.policy.check_run(method)
         for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
-        run = self._prepared(start, method, self.policy.admit(data))
+        run = self._prepared(start, method, self.policy.admit(data, method.task.private))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs(start.run)
@@ -313,7 +315,11 @@ class SiteHost:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
         folder = self._folder(start.run)
-        return SiteRun(self.id, start, method, here, self.executor, folder, self.layer(start, folder))
+        promise = private_sums.asked(start)
+        inner = self.layer(private_sums.without(start), self.folder)
+        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -328,12 +334,14 @@ class SiteHost:
 
     def _refusal(self, error: Exception) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
-        if isinstance(error, Unfit):
-            return Unfitting(error.field, error.needed, plain(str(error)))
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
-        log.error(f"site {self.id}: {'refused' if isinstance(error, Refused) else 'failed'}: {why}")
-        if isinstance(error, (Refused, WireError, SiteFailure)):
-            return Refusal(isinstance(error, Refused), plain(str(error)))
+        refused = isinstance(error, (Refused, NoSum))
+        log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
+        if isinstance(error, Unfit):
+            # What the field holds is the site's own affair; the power of two that it needs is not.
+            return Unfitting(error.field, error.needed, f"{error.field} needs a range of ±2^{error.needed}")
+        if refused or isinstance(error, (WireError, SiteFailure)):
+            return Refusal(refused, plain(str(error)))
         return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
 
 

@@ -1,0 +1,219 @@
+"""What commands show of runs that are done: a summary of one, several side by side, a JSON object, the report."""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgist.cli.common import note
+from fedgist.words import size
+
+if TYPE_CHECKING:
+    from fedgist.experiments.folder import RunFolder
+    from fedgist.experiments.report.runs import Group
+    from fedgist.experiments.result_table import Column
+    from fedgist.experiments.results import Result
+
+
+def show_run(results: "Sequence[Result]", folder: Path, as_json: bool, quiet: bool) -> None:
+    """Writes the report of a run, which may have several seeds, and prints what came out."""
+    from fedgist.experiments import comparison
+    from fedgist.experiments.folder import RunFolder
+
+    report = write_report(folder, as_json or quiet)
+    (group,) = comparison.groups([[RunFolder(str(result.folder)) for result in results]])
+    if as_json:
+        print(json.dumps(_object(results, group, folder)))
+    else:
+        _summary(results, group, folder, report)
+
+
+def side_by_side(
+    groups: "Sequence[tuple[Path, list[Result]]]", out: Path, as_json: bool, quiet: bool, target: float | None = None
+) -> None:
+    """Shows two tables, on cost and on clients, and one report of several runs."""
+    from fedgist.experiments import comparison
+    from fedgist.experiments.folder import RunFolder
+
+    folders = [[RunFolder(str(result.folder)) for result in results] for _, results in groups]
+    found = comparison.groups(folders)
+    target, standings = comparison.standings(found, target)
+    report = write_report(out, as_json or quiet, [run for runs in folders for run in runs], target)
+    if as_json:
+        objects = [
+            {**_object(results, group, folder), "rounds_to_target": s.rounds_to, "bytes_to_target": s.bytes_to}
+            | {"server_sees": s.server_sees}
+            for (folder, results), group, s in zip(groups, found, standings, strict=True)
+        ]
+        print(json.dumps({"runs": objects, "target": target, "report": None if report is None else str(report)}))
+        return
+    _tables(found, [results for _, results in groups], target, standings)
+    print(f"runs in {out}" if report is None else f"report: {report}")
+
+
+def _tables(
+    groups: "Sequence[Group]", results: "Sequence[Sequence[Result]]", target: float, standings: Sequence[Any]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedgist.experiments import result_table as tables
+
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    to = f"to {target:.4f}"
+    table = Table("method", "model", "rounds", "steps", "accuracy", "best", f"rounds {to}", f"bytes {to}")
+    for name in ("bytes up", "bytes down", "seconds"):
+        table.add_column(name)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    table.columns[1].max_width, table.columns[1].overflow = 24, "fold"
+    table.add_column("the server sees", max_width=30)
+    for group, results_of, s in zip(groups, results, standings, strict=True):
+        *accuracies, up, down, seconds = _row(results_of)
+        model, rounds, steps = (tables.shown(group, column) for column in tables.RUN[:3])
+        reached = (_reached(s.rounds_to, "{:.0f}".format), _reached(s.bytes_to, size))
+        table.add_row(tables.name(group), model, rounds, steps, *accuracies, *reached, up, down, seconds, s.server_sees)
+    console.print(table)
+    for title, kind in (("scores, %", tables.SCORES), ("clients, %", tables.FAIRNESS)):
+        if columns := tables.known(groups, kind):
+            console.print(_further(title, groups, columns))
+    for line in _notes(groups):
+        print(line)
+
+
+def _further(title: str, groups: "Sequence[Group]", columns: "Sequence[Column]") -> Any:
+    from rich.table import Table
+
+    from fedgist.experiments import result_table as tables
+
+    table = Table(title, *(column.name for column in columns))
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for group in groups:
+        table.add_row(tables.name(group), *(tables.shown(group, column) for column in columns))
+    return table
+
+
+def _notes(groups: "Sequence[Group]") -> list[str]:
+    """What a reader of the tables must know."""
+    from fedgist.experiments import result_table as tables
+
+    lines = [tables.NOTE] if any(group.first.mean_of_clients for group in groups) else []
+    own = [f"{group.label} learns {said}" for group in groups if (said := group.first.about.get("learns"))]
+    lines += [f"{', '.join(own)}, whatever the model"] if own else []
+    if any(run.fares(part) for group in groups for run in group.runs for part in run.fairness.get("global", {})):
+        known = any(run.alone for group in groups for run in group.runs)
+        alone = "gain: how many clients are more accurate than alone" if known else "--fairness says who gains"
+        lines.append(f"own labels, everyone: each client on the test images of its labels, and on all; {alone}")
+    over = [group for group in groups if any(_over_budget(run) for run in group.runs)]
+    lines += [f"{group.label} sent more than the budget in its first round already" for group in over]
+    return lines
+
+
+def _over_budget(run: Any) -> bool:
+    most = run.config.get("max_bytes", "none")
+    return most != "none" and run.last["bytes_up"] + run.last["bytes_down"] > int(most)
+
+
+def _reached(values: Sequence[float | None], show: Callable[[float], str]) -> str:
+    """The mean over the seeds that reached the target, and how many those are where it is not all."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "never"
+    return show(statistics.fmean(there)) + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
+
+
+def _row(results: "Sequence[Result]") -> tuple[str, ...]:
+    return (
+        _spread([r.accuracy for r in results]),
+        _spread([r.accuracy_max for r in results]),
+        size(statistics.fmean(r.bytes_up for r in results)),
+        size(statistics.fmean(r.bytes_down for r in results)),
+        f"{statistics.fmean(r.seconds for r in results):.1f}",
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The value, or mean ± standard deviation (of a sample: n − 1) over several seeds."""
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def _object(results: "Sequence[Result]", group: "Group", folder: Path) -> dict[str, Any]:
+    """What --json prints; with several seeds means, the standard deviation, and the single runs."""
+    from fedgist.experiments import fairness
+
+    singles: list[dict[str, Any]] = [
+        {
+            "method": r.method,
+            "model": run.model,
+            "accuracy": r.accuracy,
+            "mean_of_client_models": run.mean_of_clients,
+            "bytes_up": r.bytes_up,
+            "bytes_down": r.bytes_down,
+            "seconds": r.seconds,
+            "rounds": run.effective_rounds,
+            "steps": run.steps,
+            "scores": {name: run.score(name) for name in ("balanced_accuracy", "auroc", "calibration_error")}
+            | {"recall": run.recalls},
+            "fairness": fairness.as_json(run.fairness),
+            "run": str(r.folder),
+        }
+        for r, run in zip(results, group.runs, strict=True)
+    ]
+    if len(singles) == 1:
+        return singles[0]
+    keys = ("accuracy", "bytes_up", "bytes_down", "seconds")
+    means = {key: statistics.fmean(single[key] for single in singles) for key in keys}
+    spread = statistics.stdev(s["accuracy"] for s in singles)
+    return {"method": results[0].method, **means, "std": spread, "run": str(folder), "runs": singles}
+
+
+def _summary(results: "Sequence[Result]", group: "Group", folder: Path, report: Path | None) -> None:
+    from fedgist.experiments import result_table as tables
+
+    accuracy, best, up, down, seconds = _row(results)
+    five = _spread([r.accuracy_best5 for r in results])
+    of = " (mean of the clients' own models)" if group.first.mean_of_clients else ""
+    print(f"accuracy  {accuracy}{of} (best {best}, mean of the best five {five})")
+    scores = tables.known([group], tables.SCORES)
+    if scores:
+        print(f"scores    {', '.join(f'{column.name} {tables.shown(group, column)} %' for column in scores)}")
+    for model, parts in group.first.fairness.items():
+        for part, found in parts.items():
+            print(f"clients   {_fares(model, part, found)}")
+    print(f"bytes     {up} up, {down} down")
+    print(f"seconds   {seconds}")
+    print(f"run       {folder}")
+    if report is not None:
+        print(f"report    {report}")
+
+
+def _fares(model: str, part: str, found: Any) -> str:
+    """How the clients of the first seed fare, in a line."""
+    on = "own labels" if part == "own labels" else "everybody's test set"
+    said = f"{model} model on {on}: {100 * found.mean:.2f} %, worst tenth {100 * found.worst_tenth:.2f} %"
+    said += f", deviation {100 * found.deviation:.2f}"
+    if found.gain is None:
+        return said
+    said += f"; {found.gain} of {found.clients} gain over learning alone"
+    named = [f"{id} by {-100 * gain:.2f}" for id, gain in list(found.losers.items())[:3]]
+    more = f" and {len(found.losers) - 3} more" if len(found.losers) > 3 else ""
+    return said + (f", {', '.join(named)}{more} lose" if named else ", nobody loses")
+
+
+def write_report(
+    folder: Path, quiet: bool, runs: "Sequence[RunFolder] | None" = None, target: float | None = None
+) -> Path | None:
+    """The report of the runs in a folder, in the order of `runs`, or a line on what it needs."""
+    from fedgist.experiments import report as reports
+    from fedgist.experiments.folder import run_folders
+
+    try:
+        return reports.write(runs or run_folders(folder), folder / "report.html", target)
+    except reports.MissingPlotly as missing:
+        note(f"no report.html: {missing}", quiet)
+        return None

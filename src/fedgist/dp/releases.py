@@ -1,0 +1,108 @@
+"""What a method declares about its replies, and the noise that they get for it.
+
+A method that can be private has an attribute `releases`: for each reply that may leave a site, how far one record can
+move its sums. Whatever is not declared does not leave.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from fedgist.core.codec import Leaves
+from fedgist.core.errors import FedgistError
+from fedgist.core.message import schema_of, tag_of
+from fedgist.dp.accountant import Release
+from fedgist.dp.discrete_gaussian import LARGEST, Bits, discrete_gaussian
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An additive field that one record moves by at most `sensitivity` in L2 norm; `share` of the budget is its own."""
+
+    sensitivity: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A reply of sums over records; all its fields are released at once."""
+
+    fields: Mapping[str, Sum]
+    times: int = 1
+    """How often it is released in a run, for which its share is divided."""
+
+    @property
+    def share(self) -> float:
+        return sum(one.share for one in self.fields.values())
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """A method that says what it releases."""
+
+    @property
+    def releases(self) -> Mapping[type, Sums]: ...
+
+
+def declared(method: object, name: str) -> Mapping[type, Sums]:
+    """What a method releases, its shares being all of the budget; or why it cannot be private."""
+    if not isinstance(method, Releasing):
+        raise FedgistError(
+            f"{name} has no differentially private form: leave out epsilon, or take a method that has one, as gist"
+        )
+    found = method.releases
+    for reply, sums in found.items():
+        additive = {field for field, (_, wire) in schema_of(reply).items() if wire.additive}
+        if additive != schema_of(reply).keys() or additive != sums.fields.keys():
+            raise TypeError(f"{tag_of(reply)}: every field of a release is additive and has a sensitivity")
+    if not math.isclose(total := sum(sums.share for sums in found.values()), 1.0):
+        raise FedgistError(f"the shares of the privacy budget of {name} must add up to 1, not to {total:g}")
+    return found
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Gaussian noise for the sums of a run that is μ-GDP as a whole.
+
+    A field of sensitivity Δ with the share s of the budget has noise σ = Δ/(μ√s), so that it costs Δ²/σ² = s μ². Values
+    are rounded to a grid on which σ is a whole number of steps near 2^24, and the noise is a discrete Gaussian on it.
+    Rounding moves each of D numbers by half a step, and floating point by less: so Δ counts as Δ + 2√D steps, and the
+    noise grows by as much.
+    """
+
+    mu: float
+    addends: int = 1
+    """How many such noises are known to be in the sum that somebody sees: each site adds its part of σ²."""
+
+    def release(self, sums: Sums) -> Release:
+        """What it costs."""
+        return Release(1 / (self.mu * math.sqrt(sums.share / sums.times)))
+
+    def sigma(self, one: Sum, times: int) -> float:
+        """The deviation of the noise in what is seen, before what rounding adds to it."""
+        return one.sensitivity / (self.mu * math.sqrt(one.share / times))
+
+    def grid(self, one: Sum, times: int, numbers: int) -> tuple[float, int]:
+        """The step, a power of two, and the deviation of a site's own noise in steps."""
+        own = self.sigma(one, times) / math.sqrt(self.addends)
+        step = 2.0 ** (math.ceil(math.log2(own)) - 23)
+        rounding = 1 + 2 * math.sqrt(numbers) * step / one.sensitivity
+        steps = math.ceil(own * rounding / step)
+        return (step, steps) if steps <= LARGEST else (2 * step, math.ceil(steps / 2))
+
+    def noised(self, sums: Sums, leaves: Leaves, bits: Bits) -> Leaves:
+        """The reply as it may leave: on the grid, with noise."""
+        found: Leaves = {}
+        for name, leaf in leaves.items():
+            one = sums.fields[name.split("/")[0]]
+            if leaf.dtype != torch.float64:
+                raise TypeError(f"{name} must reach its noise in float64: rounding would move it by more than declared")
+            if not bool(leaf.isfinite().all()):
+                raise ValueError(f"{name} is not finite: a record counted for more than declared")
+            step, steps = self.grid(one, sums.times, leaf.numel())
+            noise = discrete_gaussian(leaf.numel(), steps, bits).view(leaf.shape)
+            found[name] = ((leaf / step).round() + noise) * step
+        return found

@@ -1,0 +1,111 @@
+"""A run's differential privacy: what its configuration promises, the layer that keeps it, and how it is told."""
+
+import logging
+import math
+from typing import Any
+
+import torch
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.method import Method
+from fedgist.core.rng import Rng
+from fedgist.dp import budget, randomness
+from fedgist.dp.budget import Book, Limit
+from fedgist.dp.discrete_gaussian import Bits
+from fedgist.dp.releases import declared
+from fedgist.engines.layer import Exchange, Layer, Plain
+from fedgist.engines.private import Private, PrivateSite, Promise
+from fedgist.experiments.config import RunConfig
+from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.inputs import Inputs
+from fedgist.secure.graph import threshold
+
+log = logging.getLogger("fedgist")
+
+
+def promise(config: RunConfig, simulated: bool) -> Promise | None:
+    """What the configuration promises of each client's data; None where it promises nothing."""
+    if config.epsilon is None:
+        return None
+    if config.normalise == "train":
+        raise FedgistError("normalise=train tells the mean of all training data: take another in a private run")
+    if config.topology is not None or config.delay:
+        raise FedgistError("a private run has a server and no late replies: leave out topology and delay")
+    if config.finish is not None:
+        raise FedgistError("a finish gets no noise: leave it out of a private run, or make one of gist alone")
+    if config.dp_noise == "local":
+        return Promise(config.epsilon, config.delta, "local", simulated=simulated)
+    if not simulated and not config.secure:
+        raise FedgistError(
+            "dp_noise=sum protects sums alone: add --secure masks, which lets the server see nothing else"
+        )
+    least = fewest(config)
+    if config.colluders >= least:
+        raise FedgistError(f"colluders must be fewer than the {least} clients that a sum is over at least")
+    return Promise(config.epsilon, config.delta, "sum", least, config.colluders, simulated)
+
+
+def fewest(config: RunConfig) -> int:
+    """The fewest clients whose sum is opened: all of them, or as many as a secure sum needs."""
+    return threshold(config.clients) if config.secure else config.clients
+
+
+def excess(made: Promise, clients: int) -> float:
+    """The noise in a sum over all clients, as a multiple of what one party whom all trust would add."""
+    return math.sqrt(clients / made.mechanism.addends)
+
+
+def simulated(
+    method: Method, inputs: Inputs, config: RunConfig, inner: Layer | None, device: torch.device
+) -> Layer | None:
+    """The layer of a run in one process: noise from the run's seed, one book for each client's data."""
+    made = promise(config, simulated=True)
+    if made is None:
+        return inner
+    inner, releases = inner or Plain(), declared(method, config.method)
+    if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
+        log.warning(warning)
+    limit = Limit(made.epsilon, made.delta)
+
+    def site(id: str) -> PrivateSite:
+        def draw(exchange: Exchange, tag: str) -> Bits:
+            named = Rng(config.seed, "differential privacy", id, exchange.version, tag)
+            return randomness.simulated(named, device)
+
+        return PrivateSite(inner.site(id), made, releases, Book(), limit, draw)
+
+    return Private(inner, made, releases, {id: site(id) for id in inputs.sites})
+
+
+def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | None:
+    """The server's half of the layer of a run across sites, which have books and noise of their own."""
+    made = promise(config, simulated=False)
+    return inner if made is None else Private(inner or Plain(), made, declared(method, config.method), {})
+
+
+def keep_books(layer: Layer, folder: RunFolder) -> None:
+    """From now on what is released is written down in the run's folder."""
+    if isinstance(layer, Private):
+        for id, site in layer.sites.items():
+            site.book = Book(folder.privacy / f"{id}.jsonl")
+
+
+def told(layer: Layer) -> dict[str, Any]:
+    """What the row of a round says."""
+    return {"epsilon": layer.spent()} if isinstance(layer, Private) else {}
+
+
+def promised(layer: Layer) -> dict[str, Any] | None:
+    """What the result says: ε with all that belongs to it; None where there is none."""
+    if not isinstance(layer, Private):
+        return None
+    made = layer.promise
+    about = {"unit": budget.UNIT, "against": made.against, "simulated": made.simulated}
+    if made.noise == "sum" and layer.sites:
+        about["noise over that of one trusted party"] = excess(made, len(layer.sites))
+    return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
+
+
+def sentence(layer: Layer) -> str | None:
+    """What a model card says; None where nothing is promised."""
+    return layer.promise.sentence() if isinstance(layer, Private) else None

@@ -1,0 +1,76 @@
+"""What `--secure` means: which layer lies between the clients' replies and the server, and what stays visible."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.method import Method, who_sees_what
+from fedgist.engines import schemes
+from fedgist.engines.layer import Layer
+from fedgist.engines.secure_sum import SecureSum
+from fedgist.experiments.config import RunConfig, model_spec
+from fedgist.secure.ring import Grid
+
+log = logging.getLogger("fedgist")
+
+WAYS = ("masks", "additive")
+"""masks: only sums leave a client. additive: what is summed is protected, all else is as visible as before."""
+
+
+@dataclass(frozen=True)
+class Security:
+    """A text such as `masks:bits=32:step=20:group=5`, read."""
+
+    way: str
+    group: int = 3
+    bits: int = 64
+    step: int = 0
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.bits, self.step)
+
+
+def read(text: str) -> Security:
+    """What `--secure` says."""
+    way, given = model_spec(text)
+    if way not in WAYS:
+        raise unknown("way to secure sums", way, WAYS)
+    for key, value in given.items():
+        if key not in ("group", "bits", "step") or not isinstance(value, int):
+            raise FedgistError(f"secure takes group=N, bits=32 and step=N, as in masks:group=5, not {key}={value}")
+    found = Security(way, **given)
+    if found.group < 2:
+        raise FedgistError("a sum over one client is that client's: group must be at least 2")
+    try:
+        found.grid  # noqa: B018 - it says what is wrong with bits and step
+    except ValueError as error:
+        raise FedgistError(f"secure: {error}") from error
+    return found
+
+
+def check(config: RunConfig, method: Method) -> None:
+    """Refuses what a secure sum cannot protect, and says what stays visible where that is asked for."""
+    if not config.secure:
+        return
+    chosen = read(config.secure)
+    for name in ("topology", "delay"):
+        if getattr(config, name):
+            raise FedgistError(f"secure sums are for a server that asks all at once: leave out {name}")
+    shown = [f"{reply}.{field}" for _, reply, field, additive in who_sees_what(method) if not additive]
+    if shown and chosen.way != "additive":
+        raise FedgistError(
+            f"{method.name} shows the server {', '.join(shown)} of each client, which no sum hides; "
+            "--secure additive protects the rest"
+        )
+    if shown:
+        log.warning(f"the server still sees of each client: {', '.join(shown)}; only what is summed is protected")
+
+
+def in_process(config: RunConfig, ids: Collection[str]) -> Layer | None:
+    """The layer of a run whose clients are all here."""
+    if not config.secure:
+        return None
+    chosen = read(config.secure)
+    return SecureSum(list(ids), schemes.masks_here(ids, chosen.group), chosen.grid, chosen.group)

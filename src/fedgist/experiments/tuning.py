@@ -1,0 +1,108 @@
+"""Tuning: settings of a method are tried on samples that are cut from the clients, and the best of them is kept.
+
+The test set has no part in it: a trial judges on the `validation` share of every client's samples, on which nobody then
+trains. Every trial is an ordinary run, in a folder that is found again by the digest of its configuration.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.rng import Rng
+from fedgist.experiments import config as configs
+from fedgist.experiments.config import RunConfig, method_options
+from fedgist.options import options, toml_value
+
+VALIDATION = 0.2
+"""The share that is cut from the clients where nobody says otherwise."""
+
+Setting = dict[str, str]
+"""Option -> value, as typed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting of a method, and what came of it on the validation samples."""
+
+    method: str
+    setting: Setting
+    accuracies: list[float]
+    """One a seed."""
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.fmean(self.accuracies)
+
+
+def choices(pairs: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What is to be tried, and what is fixed, from texts such as `lr=0.01,0.1` and `rounds=20`."""
+    tried, fixed = {}, {}
+    for key, text in configs.assignments(list(pairs)).items():
+        values = [value.strip() for value in text.split(",")]
+        if not all(values):
+            raise FedgistError(f"--set wants {key}=A,B,…, without empty values, not {key}={text}")
+        if len(values) > 1:
+            tried[key] = list(dict.fromkeys(values))
+        else:
+            fixed[key] = text
+    return tried, fixed
+
+
+def settings(method: str, tried: Mapping[str, Sequence[str]], budget: int | None, seed: int) -> list[Setting]:
+    """The grid of a method over the options that it has, or as many settings of it, drawn without repetition."""
+    known = {**options(RunConfig), **method_options(method)}
+    names = [name for name in tried if name in known]
+    total = math.prod(len(tried[name]) for name in names)
+    if budget is None or budget >= total:
+        return [dict(zip(names, values, strict=True)) for values in itertools.product(*(tried[name] for name in names))]
+    found: dict[int, Setting] = {}
+    rng = Rng(seed)("tune", method)
+    draw = 0
+    while len(found) < budget:
+        at = int(rng(draw).integers(total, 1))
+        draw += 1
+        if at not in found:
+            found[at] = _numbered(at, names, tried)
+    return list(found.values())
+
+
+def _numbered(at: int, names: Sequence[str], tried: Mapping[str, Sequence[str]]) -> Setting:
+    """The setting of that number in the grid."""
+    setting = {}
+    for name in names:
+        at, digit = divmod(at, len(tried[name]))
+        setting[name] = tried[name][digit]
+    return setting
+
+
+def check(names: Sequence[str], tried: Mapping[str, Sequence[str]]) -> None:
+    """Refuses options that no method has, and those that a search must not change."""
+    own = {key for name in names for key in method_options(name)}
+    for key in tried:
+        if key not in own and key not in options(RunConfig):
+            raise unknown("option", key, [*options(RunConfig), *own])
+        if key in ("method", "seed", "seeds", "validation", "dataset"):
+            raise FedgistError(f"{key} is no setting of a method: give one value of it")
+    if not tried:
+        raise FedgistError("nothing to try: give at least one option with several values, as in --set lr=0.01,0.1")
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The most accurate on the validation samples; of equals, the first."""
+    return max(trials, key=lambda trial: trial.accuracy)
+
+
+def chosen_toml(trials: Sequence[Trial], command: str) -> str:
+    """The best setting of each method as TOML, which `run --config` and `compare --config` take."""
+    lines = [f"# chosen on held-out samples of the clients by: {command}\n"]
+    for method in dict.fromkeys(trial.method for trial in trials):
+        one = best([trial for trial in trials if trial.method == method])
+        values = configs.flat(configs.resolve(one.setting, {"method": method}))
+        lines.append(f"[{toml_value(method) if not method.isalnum() else method}]")
+        lines.append(f"# validation accuracy {one.accuracy:.4f}, of {sum(t.method == method for t in trials)} settings")
+        lines += [f"{name} = {toml_value(values[name])}" for name in one.setting]
+        lines.append("")
+    return "\n".join(lines)

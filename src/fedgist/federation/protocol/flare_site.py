@@ -1,0 +1,59 @@
+"""NVFlare's end at a site: a process that answers for as long as the site is connected."""
+
+import logging
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.flare_link import collab
+from fedgist.federation.protocol.site_host import SiteHost
+
+log = logging.getLogger("fedgist")
+
+
+class FlareSite(ABC):
+    """Abstract: the object that NVFlare calls at a site."""
+
+    _host: SiteHost | None = None
+    _made_from: object = None
+
+    @abstractmethod
+    def make_host(self, site: str, kit: Path) -> SiteHost:
+        """What answers there."""
+
+    @abstractmethod
+    def settings(self, kit: Path) -> object:
+        """What the host is made from; when that has changed, a new one is made."""
+
+    @collab.publish
+    def answer(self, envelope: bytes) -> bytes:
+        """The host's answer. It is made when it is first needed: a site that cannot must not stop the whole job."""
+        try:
+            host = self._present_host(collab.site_name, Path(collab.workspace.get_root_dir()))
+        except Exception as error:
+            log.error(f"site {collab.site_name} cannot answer: {error}")
+            return seal(Refusal(False, "it cannot begin; the log of the site says why"))
+        return host.handle(envelope)
+
+    def _present_host(self, site: str, kit: Path) -> SiteHost:
+        found = self.settings(kit)
+        if self._host is None or found != self._made_from:
+            self._host, self._made_from = self.make_host(site, kit), found
+        return self._host
+
+    @collab.publish
+    def here(self) -> bytes:
+        """Says that the site can be reached."""
+        return b"here"
+
+    @collab.publish
+    def rest(self) -> bytes:
+        """A run is over."""
+        if self._host is not None:
+            self._host.close()
+        return b""
+
+    @collab.final
+    def end(self) -> None:
+        """The job is over."""
+        self.rest()

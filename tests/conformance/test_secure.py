@@ -1,0 +1,80 @@
+"""Every method that shares only sums: under masks the bits of the ring's sum, and of floats all that float32 shows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedgist import methods, storage
+from fedgist.core.federation import Answers
+from fedgist.core.method import who_sees_what
+from fedgist.engines.layer import Layer
+from fedgist.engines.local import LocalEngine
+from fedgist.engines.schemes import Masks, Simulated, masks_here
+from fedgist.engines.secure_sum import SecureSum
+from toys import clients, received, toy, toy_federation
+
+
+def sums_only(name: str) -> bool:
+    config, inputs = toy(name, clients=5)
+    seen = who_sees_what(methods.find(name)(config.options, inputs.task))
+    return bool(seen) and all(additive for *_, additive in seen)
+
+
+METHODS = [name for name in methods.registry() if sums_only(name)]
+
+
+def test_they_are_those_that_the_page_names() -> None:
+    assert {"fedavg", "scaffold", "codream", "gist", "feddistill", "fednova"} <= set(METHODS)
+
+
+def run(name: str, layer: Layer | None) -> tuple[LocalEngine, list[Answers[Any]]]:
+    engine = toy_federation(name, clients=5, layer=layer)
+    got = received(engine)
+    for _ in range(2):
+        assert engine.run_round().skipped is None
+    engine.evaluate(toy(name, clients=5)[1].test)
+    return engine, got
+
+
+def flat(answers: Answers[Any]) -> Tensor:
+    """All that the asker sees as sums, as one vector a field."""
+    parts = [torch.zeros(1, dtype=torch.float64)]
+    for value in vars(answers.sum).values():
+        for leaf in value.values() if isinstance(value, dict) else [value]:
+            parts.append(torch.as_tensor(leaf, dtype=torch.float64).reshape(-1))
+    return torch.cat(parts)
+
+
+def off(ours: Answers[Any], exact: Answers[Any]) -> float:
+    return float((flat(ours) - flat(exact)).norm() / flat(exact).norm().clamp_min(1e-300))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_masks_change_no_bit_of_the_ring_s_sum(method: str) -> None:
+    masks = masks_here([str(i) for i in range(5)], 3)
+    assert isinstance(masks, Masks)
+    ids = [str(i) for i in range(5)]
+    (masked, ours), (ring, theirs), (_, floats) = (
+        run(method, layer) for layer in (SecureSum(ids, masks), SecureSum(ids, Simulated()), None)
+    )
+    assert masked.digest() == ring.digest()
+    assert [storage.digest(flat(one)) for one in ours] == [storage.digest(flat(one)) for one in theirs]
+    assert max(off(one, exact) for one, exact in zip(ours, floats, strict=True)) <= 1e-6
+    assert masked.ledger.totals().messages > ring.ledger.totals().messages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "codream", "gist"])
+def test_a_thousand_clients_of_ten_samples(method: str) -> None:
+    """A client's w·10/2^20 is so small that a step of 2^-40 would lose the sixth digit."""
+    sites = clients(*[10] * 1000, classes=10, name="{:04d}")
+    got = []
+    for layer in (SecureSum(list(sites), Simulated()), None):
+        everybody = {"active": 0} if method == "codream" else {}
+        engine = toy_federation(method, sites, engine="stacked", layer=layer, **everybody)
+        got.append(received(engine))
+        assert engine.run_round().skipped is None
+    ours, floats = got
+    assert max(off(one, exact) for one, exact in zip(ours, floats, strict=True)) <= 1e-6

@@ -1,0 +1,119 @@
+"""Noise for declared sums: as much as declared, on a grid, and found out by an audit where it is less."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import fedgist.api as fg
+from fedgist.core.rng import Rng
+from fedgist.dp import gaussian
+from fedgist.dp.audit import least_mu
+from fedgist.dp.discrete_gaussian import LARGEST
+from fedgist.dp.randomness import simulated
+from fedgist.dp.releases import Mechanism, Sum, Sums, declared
+
+MU = gaussian.mu(4.0, 1e-5)
+SUMS = Sums({"a": Sum(2.0, 0.3), "b": Sum(0.5, 0.7)})
+N = 20_000
+
+
+def scores(mechanism: Mechanism, record: dict[str, float], factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """N releases without and with a record: how much each looks like it was there, by the likelihood of Gaussians."""
+    worlds = []
+    for there in (0.0, 1.0):
+        leaves = {name: torch.full((N,), there * size, dtype=torch.float64) for name, size in record.items()}
+        noised = mechanism.noised(SUMS, leaves, simulated(Rng(int(there))))
+        weights = {name: size / mechanism.sigma(SUMS.fields[name], 1) ** 2 for name, size in record.items()}
+        clean = sum(leaves[name] * weight for name, weight in weights.items())
+        found = sum(noised[name] * weight for name, weight in weights.items())
+        worlds.append(clean + factor * (found - clean))
+    return worlds[0], worlds[1]
+
+
+def test_the_audit_finds_all_that_was_promised_and_no_more() -> None:
+    audited = least_mu(*scores(Mechanism(MU), {"a": 2.0, "b": 0.5}))
+    assert 0.94 * MU < audited < MU
+
+
+@pytest.mark.parametrize(
+    ("record", "factor"),
+    [({"a": 2.0, "b": 0.5}, 0.9), ({"a": 2.0, "b": 0.5}, 0.5), ({"a": 6.0, "b": 0.5}, 1.0)],
+    ids=["nine tenths of the noise", "half the noise", "a broken clip"],
+)
+def test_the_audit_flags_planted_faults(record: dict[str, float], factor: float) -> None:
+    assert least_mu(*scores(Mechanism(MU), record, factor)) > MU
+
+
+def test_the_noise_of_a_field_is_its_own() -> None:
+    """σ = Δ/(μ√s); the cost of all fields is that of the reply; chi-square on every field, within one in a million."""
+    mechanism = Mechanism(MU)
+    cost = sum((one.sensitivity / mechanism.sigma(one, 1)) ** 2 for one in SUMS.fields.values())
+    assert mechanism.release(SUMS).noise ** -2 == pytest.approx(cost) == pytest.approx(MU**2)
+    noised = mechanism.noised(SUMS, {name: torch.zeros(N).double() for name in "ab"}, simulated(Rng(4)))
+    for name, one in SUMS.fields.items():
+        spread = (noised[name] / mechanism.sigma(one, 1)).square().sum().item()
+        assert 1e-6 < stats.chi2.cdf(spread, N) < 1 - 1e-6
+
+
+def test_parts_of_the_noise_add_up() -> None:
+    """Ten addends with a tenth of σ² each: their sum has the noise of one party whom all trust."""
+    alone, shared = Mechanism(MU), Mechanism(MU, addends=10)
+    zeros = {name: torch.zeros(N).double() for name in "ab"}
+    parts = [shared.noised(SUMS, zeros, simulated(Rng(k))) for k in range(10)]
+    total = sum(part["a"] for part in parts)
+    assert 1e-6 < stats.chi2.cdf((total / alone.sigma(SUMS.fields["a"], 1)).square().sum().item(), N) < 1 - 1e-6
+    assert shared.release(SUMS) == alone.release(SUMS)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(0.01, 1.0), st.integers(1, 10_000_000))
+def test_the_grid(mu: float, sensitivity: float, share: float, numbers: int) -> None:
+    """σ is a whole number of steps, a step a power of two, and what rounding may add to Δ is paid for."""
+    one, mechanism = Sum(sensitivity, share), Mechanism(mu)
+    step, steps = mechanism.grid(one, 1, numbers)
+    assert math.log2(step).is_integer() and LARGEST // 8 < steps <= LARGEST
+    with_rounding = sensitivity + 2 * math.sqrt(numbers) * step
+    assert with_rounding / (steps * step) <= mu * math.sqrt(share) * (1 + 1e-9)
+
+
+def test_what_would_break_the_promise_is_refused() -> None:
+    for leaf, says in ((torch.zeros(3), "float64"), (torch.full((3,), math.nan).double(), "not finite")):
+        with pytest.raises((TypeError, ValueError), match=says):
+            Mechanism(MU).noised(SUMS, {"a": leaf}, simulated(Rng(0)))
+
+
+@fg.message
+class Total:
+    """Sums."""
+
+    a: Tensor = fg.wire(fg.float64, shape=("n",), additive=True)
+
+
+@fg.message
+class Shown:
+    """Seen of each."""
+
+    a: Tensor = fg.wire(fg.float64, shape=("n",))
+
+
+@dataclass
+class Declares:
+    releases: dict[type, Sums]
+
+
+def test_declarations_are_whole() -> None:
+    good = {Total: Sums({"a": Sum(1.0, 1.0)})}
+    assert declared(Declares(good), "toy") is good
+    with pytest.raises(fg.FedgistError, match="fedavg has no differentially private form"):
+        declared(object(), "fedavg")
+    with pytest.raises(fg.FedgistError, match=r"must add up to 1, not to 0\.5"):
+        declared(Declares({Total: Sums({"a": Sum(1.0, 0.5)})}), "toy")
+    for wrong in ({Total: Sums({})}, {Shown: Sums({"a": Sum(1.0, 1.0)})}):
+        with pytest.raises(TypeError, match="every field of a release"):
+            declared(Declares(wrong), "toy")

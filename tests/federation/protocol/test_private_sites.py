@@ -1,0 +1,186 @@
+"""Sites with privacy budgets: a run ends when they are spent, and no crash sends two noises or forgets a charge."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedgist.api as fg
+from fedgist.core.codec import Codec
+from fedgist.core.method import NoOptions
+from fedgist.core.rng import Rng
+from fedgist.data.client_data import ClientData
+from fedgist.dp import accountant
+from fedgist.dp.budget import Book
+from fedgist.engines import executor
+from fedgist.engines.layer import Plain
+from fedgist.engines.private import Private, Promise
+from fedgist.federation.protocol.envelope import Refusal, Reply, Request, Start, seal, unseal
+from fedgist.federation.protocol.policy import Policy
+from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine
+from fedgist.federation.protocol.site_host import SiteHost
+
+ROUNDS = 4
+DATA = ClientData(torch.zeros(3, 1, 1, 1), torch.tensor([0, 1, 1]), 2)
+TASK = fg.Task((1, 1, 1), 2, (0.0,), (1.0,), {}, "none", private=True)
+PROMISE = Promise(4.0, 1e-5, "local")
+
+
+@fg.message
+class Count:
+    """How many are there?"""
+
+    round: int
+
+
+@fg.message
+class Total:
+    """Samples by class."""
+
+    counts: Tensor = fg.wire(fg.float64, shape=("classes",), additive=True, low=0)
+
+
+class Counting(fg.Method[NoOptions]):
+    name = "counting"
+
+    @property
+    def releases(self) -> dict[type, fg.Sums]:
+        return {Total: fg.Sums({"counts": fg.Sum(1.0, 1.0)}, times=ROUNDS)}
+
+    def bounds(self, model: str) -> fg.Bounds:
+        return {"classes": fg.Exactly(2)}
+
+    async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
+        return {"counts": (await fed.ask(fed.ids, Count(fed.round), Total)).sum.counts}
+
+    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
+        return {"accuracy": 0.0}
+
+    @fg.handler
+    async def count(self, me: fg.Site, msg: Count) -> Total:
+        return Total(me.data.counts().double())
+
+
+def method() -> Counting:
+    return Counting(NoOptions(), TASK)
+
+
+def host(folder: Path, epsilon: float | None = None) -> SiteHost:
+    rules = Policy(methods=("counting",), epsilon=epsilon)
+    return SiteHost("a", folder, lambda start: (method(), DATA), executor("sequential"), rules)
+
+
+class Sites:
+    """Three hosts in this process."""
+
+    def __init__(self, folder: Path, epsilon: float):
+        self.hosts = {id: host(folder / id, epsilon) for id in "abc"}
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        return {id: self.hosts[id].handle(data) for id, data in requests.items()}
+
+
+def engine(sites: Sites) -> RemoteEngine:
+    made = method()
+    layer = Private(Plain(), PROMISE, made.releases, {})
+    info: dict[str, dict[str, Any]] = {id: {"model": "none"} for id in "abc"}
+    runner = executor("sequential")
+    return RemoteEngine(made, sites, info, seed=0, executor=runner, patience=Patience(), layer=layer)  # type: ignore[arg-type]
+
+
+def test_budgets_end_a_run_at_the_right_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """ε = 4 in four rounds costs 2.6 after two and 3.3 after three: budgets of 3 bear two rounds."""
+    sites = Sites(tmp_path, 3.0)
+    run = engine(sites)
+    for done in (1, 2):
+        assert run.run_round().answered == 3 and run.rounds_done == done
+    assert not torch.equal(run.state["counts"], torch.tensor([3.0, 6.0]))
+    with pytest.raises(
+        fg.FedgistError, match=r"sites are left \(a: the privacy budget of this data set is spent: ε = 2"
+    ):
+        run.run_round()
+    assert "site a: failed: the privacy budget of this data set is spent" in caplog.text  # in the site's own log
+    books = [Book(tmp_path / id / "privacy.jsonl").releases for id in "abc"]
+    assert [[one.times for one in book] for book in books] == [[2]] * 3
+    assert 2 < accountant.epsilon(books[0], 1e-5) < 3
+
+
+def test_the_server_asks_nobody_for_more_than_its_run_promised(tmp_path: Path) -> None:
+    run = engine(Sites(tmp_path, 100.0))
+    for _ in range(ROUNDS):
+        run.run_round()
+    with pytest.raises(fg.FedgistError, match="the privacy budget of this run is spent: ε = 4 of 4"):
+        run.run_round()
+    assert sum(one.times for one in Book(tmp_path / "a" / "privacy.jsonl").releases) == ROUNDS
+
+
+def start(layer: object) -> Start:
+    return Start("run-1", "counting", 0, "none", {}, {}, layer=json.dumps(layer) if layer else "")
+
+
+PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "noise": "local", "threshold": 1, "colluders": 0}
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (None, "promises no differential privacy"),
+        ({"privacy": {**PRIVACY, "noise": "sum", "threshold": 3}}, "needs a secure sum, and this run has none"),
+        ({"privacy": {**PRIVACY, "epsilon": -1.0}}, "a privacy that cannot be"),
+        ({"privacy": {"epsilon": 1.0}}, "a privacy that cannot be"),
+        ({"privacy": {**PRIVACY, "colluders": 1}}, "a privacy that cannot be"),
+    ],
+)
+def test_a_site_with_a_budget_refuses_what_would_not_keep_it(layer: object, why: str, tmp_path: Path) -> None:
+    answered = unseal(host(tmp_path, 1.0).handle(seal(start(layer))))[0]
+    assert isinstance(answered, Refusal) and answered.refused and why in answered.why
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def test_fifty_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site dies at a random write to the disk, or after it answered; another process of it is asked the same again.
+
+    Whatever it sends for an exchange is always the same bytes, each exchange is charged once, before anything of it
+    leaves, and the book never shrinks.
+    """
+    real, draw = os.fsync, Rng(7).numpy()
+    for attempt in range(50):
+        folder, sent, charged = tmp_path / str(attempt), {}, 0
+        host(folder).handle(seal(start({"privacy": PRIVACY})))
+        for exchange in range(2):
+            header = Request("run-1", 1, "round", exchange, "test_private_sites.Count", "", [], 0)
+            asked = seal(header, Codec({}).encode(Count(exchange)))
+            left = int(draw.integers(0, 8))
+
+            def fsync(handle: int) -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise Killed
+                real(handle)
+
+            for _ in range(3):
+                monkeypatch.setattr(os, "fsync", fsync)
+                try:
+                    data = host(folder).handle(asked)
+                except Killed:
+                    data = b""
+                finally:
+                    monkeypatch.setattr(os, "fsync", real)
+                book = sum(one.times for one in Book(folder / "privacy.jsonl").releases)
+                assert book >= charged
+                charged = book
+                if data:
+                    answer, payload = unseal(data)
+                    assert isinstance(answer, Reply), answer
+                    assert sent.setdefault(exchange, payload) == payload
+                    assert charged == exchange + 1  # charged before it left, and once
+        assert len(sent) == 2 and sent[0] != sent[1]

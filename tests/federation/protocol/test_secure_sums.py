@@ -1,0 +1,241 @@
+"""Secure sums over a wire: the same states as in one process, sites and server killed, a server that cheats."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedgist import methods, storage
+from fedgist.core.errors import FedgistError
+from fedgist.engines import executor
+from fedgist.engines.layer import SiteLayer
+from fedgist.engines.schemes import Simulated
+from fedgist.engines.secure_sum import SecureSum
+from fedgist.federation.protocol.envelope import Request, Start, seal, unseal
+from fedgist.federation.protocol.keys import SiteKeys
+from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
+from fedgist.federation.protocol.roster import Member, Roster, make
+from fedgist.federation.protocol.secure_sums import server_layer, site_layer
+from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.sim import TRIAL
+from fedgist.secure.ring import Grid
+from toys import toy, toy_federation
+
+IDS = [str(i) for i in range(7)]
+PRIVATE = {id: SiteKeys(Ed25519PrivateKey.generate(), X25519PrivateKey.generate()) for id in IDS}
+
+
+def member(id: str) -> Member:
+    own = PRIVATE[id]
+    return Member(
+        id,
+        id.encode() * 32,
+        own.signing.public_key().public_bytes_raw(),
+        own.agreement.public_key().public_bytes_raw(),
+    )
+
+
+ROSTER = make(1, "trial", map(member, IDS))
+
+
+def everybody(method: str) -> dict[str, Any]:
+    """Seven clients, all of which are asked."""
+    return {"clients": 7} | ({} if method == "gist" else {"active": 0})
+
+
+class Wire:
+    """Carries envelopes to hosts here; `spoil` may change, answer or lose a request before a site sees it."""
+
+    def __init__(self, method: str, folder: Path, rules: Policy = TRIAL):
+        self.config, self.inputs = toy(method, **everybody(method))
+        self.folder, self.rules = folder, rules
+        self.spoil: Callable[[str, bytes], bytes | Lost] = lambda id, data: data
+        self.after: Callable[[str, bytes], bytes | Lost] = lambda id, data: data
+        self.hosts = {id: self.host(id) for id in IDS}
+        self.seen: list[tuple[str, Any]] = []
+
+    def host(self, id: str) -> SiteHost:
+        def prepare(start: Any) -> Any:
+            return methods.find(start.method)(self.config.options, self.inputs.task), self.inputs.sites[id]
+
+        def layer(start: Start, folder: Path) -> SiteLayer:
+            return site_layer(id, start, folder, self.rules, ROSTER, PRIVATE[id])
+
+        return SiteHost(id, self.folder / id, prepare, executor("sequential"), self.rules, layer=layer)
+
+    def exchange(self, requests: Any, timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        found: dict[str, bytes | Lost] = {}
+        for id, data in requests.items():
+            given = self.spoil(id, data)
+            answer = given if isinstance(given, Lost) else self.after(id, self.hosts[id].handle(given))
+            found[id] = answer
+            if isinstance(answer, bytes):
+                self.seen.append((id, unseal(answer)[0]))
+        return found
+
+    def engine(self, roster: Roster = ROSTER, group: int = 3) -> RemoteEngine:
+        built = methods.find(self.config.method)(self.config.options, self.inputs.task)
+        layer = server_layer(roster, Grid(), group)
+        return RemoteEngine(built, self, self.inputs.info, seed=0, executor=executor("sequential"), layer=layer)
+
+    def whys(self) -> set[str]:
+        return {header.why for _, header in self.seen if hasattr(header, "why")}
+
+
+def kind_of(data: bytes) -> str:
+    header = unseal(data)[0]
+    return header.type if isinstance(header, Request) else type(header).__name__
+
+
+@pytest.mark.parametrize("method", ["fedavg", "codream", "gist"])
+def test_the_same_states_as_in_one_process(method: str, tmp_path: Path) -> None:
+    near = toy_federation(method, **everybody(method), layer=SecureSum(IDS, Simulated()))
+    wire = Wire(method, tmp_path)
+    far = wire.engine()
+    for _ in range(2):
+        assert (near.run_round().skipped, far.run_round().skipped) == (None, None)
+    assert near.evaluate(wire.inputs.test) == far.evaluate(wire.inputs.test)
+    assert storage.digest(near.states) == storage.digest(far.states)
+    assert not wire.whys()
+
+
+def test_a_site_that_vanishes_between_the_trips_is_in_the_sum(tmp_path: Path) -> None:
+    whole, less = Wire("fedavg", tmp_path / "whole").engine(), Wire("fedavg", tmp_path / "less")
+    less.spoil = lambda id, data: Lost("is gone") if id == "3" and kind_of(data).endswith("Unmask") else data
+    engine = less.engine()
+    assert engine.run_round().skipped is None and whole.run_round().skipped is None
+    assert engine.digest() == whole.digest() and engine.missing["3"].startswith("is gone")
+
+
+def test_a_site_that_never_answers_is_not(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path)
+    wire.spoil = lambda id, data: Lost("is gone") if id == "3" and kind_of(data) == "global_model.Global" else data
+    layer = SecureSum(IDS, Simulated())
+    near = toy_federation("fedavg", **everybody("fedavg"), layer=layer, offline=lambda id, *_: id == "3")
+    engine = wire.engine()
+    assert engine.run_round().skipped is None and near.run_round().skipped is None
+    assert storage.digest(engine.states) == storage.digest(near.states)
+
+
+def test_with_too_few_the_round_is_skipped_and_says_so(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path)
+    wire.spoil = lambda id, data: Lost("is gone") if id in "456" and kind_of(data).endswith("Unmask") else data
+    report = wire.engine().run_round()
+    assert report.skipped and "vanished, and 4 sites gave shares of its keys: 5 are needed" in report.skipped
+
+
+def test_everybody_killed_and_resumed(tmp_path: Path) -> None:
+    """Server and sites die after round 1 and in the middle of round 2; new ones go on to the same end."""
+    whole = Wire("codream", tmp_path / "whole").engine()
+    for _ in range(3):
+        whole.run_round()
+    wire = Wire("codream", tmp_path / "killed")
+    first = wire.engine()
+    first.run_round()
+    storage.save(first.snapshot(), tmp_path / "checkpoint")
+    first.run_round()  # its end was never written down
+    wire = Wire("codream", tmp_path / "killed")
+    second = wire.engine()
+    second.restore(storage.load(tmp_path / "checkpoint"))
+    for _ in range(2):
+        assert second.run_round().skipped is None
+    assert second.digest() == whole.digest()
+
+
+# A server that cheats
+
+
+def test_the_same_exchange_for_another_set_is_refused(tmp_path: Path) -> None:
+    """It asks round 1 again without site 6: the difference of the two sums would be what 6 sent."""
+    wire = Wire("fedavg", tmp_path)
+    engine = wire.engine()
+    engine.run_round()
+    for again in (engine, wire.engine()):  # also under another name: the run would be the same
+        again.gone, again.rounds_done = {"6": "left out on purpose"}, 0
+        report = again.run_round()
+        assert report.skipped and "0 of 7 answered" in report.skipped
+    assert wire.whys() == {"the server asked round-000001-000000 before, for another set of sites"}
+
+
+def test_a_set_that_shrinks_at_the_second_trip_is_refused(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path)
+    wire.engine().run_round()
+    again = wire.engine()
+    wire.after = lambda id, data: Lost("is dropped on purpose") if id == "6" and b"masked.Local" in data[:300] else data
+    report = again.run_round()
+    assert report.skipped and "cannot be summed" in report.skipped
+    assert wire.whys() == {"the server has opened round-000001-000000 before, for another set of sites"}
+
+
+def test_another_roster_is_refused(tmp_path: Path) -> None:
+    stranger = Member("2", b"x" * 32, b"y" * 32, b"z" * 32)
+    swapped = make(1, "trial", [member(id) if id != "2" else stranger for id in IDS])
+    wire = Wire("fedavg", tmp_path)
+    with pytest.raises(FedgistError, match="fewer than 1 sites are left"):
+        wire.engine(swapped).run_round()
+    assert all("goes by another roster than this site's, which is number 1" in why for why in wire.whys())
+    assert len(wire.whys()) == 1
+
+
+def test_a_server_that_wants_the_reply_itself_is_refused(tmp_path: Path) -> None:
+    """No invitation, or one for a set without the site: nothing leaves."""
+    wire = Wire("fedavg", tmp_path)
+    wire.engine().run_round()
+
+    def bare(id: str, data: bytes) -> bytes:
+        header, payload = unseal(data)
+        if isinstance(header, Request) and header.invited:
+            return seal(Request(**{**vars(header), "round": 2, "invited": 0}), payload[header.invited :])
+        return data
+
+    wire.spoil = bare
+    report = wire.engine().run_round()
+    assert report.skipped and "0 of 7 answered" in report.skipped
+    assert not any(type(header).__name__ == "Reply" and header.type == "global_model.Local" for _, header in wire.seen)
+
+
+def test_a_policy_may_want_secure_sums_and_more_of_them(tmp_path: Path) -> None:
+    rules = replace(TRIAL, secure=True, min_sum=8)
+    wire = Wire("fedavg", tmp_path, rules)
+    assert wire.engine().run_round().skipped
+    assert wire.whys() == {"a sum over 7 sites is one over fewer than 8"}
+    start = Start("run-1", "fedavg", 0, "mlp", {}, {})
+    with pytest.raises(Refused, match="allows only runs with secure sums"):
+        site_layer("0", start, tmp_path, rules, ROSTER, PRIVATE["0"])
+    for told in ("[]", "{}", json.dumps({"roster": ROSTER.digest, "group": 3, "bits": 7, "step": 0})):
+        with pytest.raises(Refused, match="of a kind that this site does not know"):
+            site_layer("0", replace(start, layer=told), tmp_path, rules, ROSTER, PRIVATE["0"])
+
+
+# A site that cheats
+
+
+def test_a_site_with_wrong_keys_is_named_and_the_sum_is_right(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, lying = Wire("fedavg", tmp_path / "whole").engine(), Wire("fedavg", tmp_path / "lying")
+
+    def lie(id: str, data: bytes) -> bytes:
+        if id != "2" or b"secure_sum.Unmasked" not in data[:400]:
+            return data
+        header, payload = unseal(data)
+        first = 8 + int.from_bytes(payload[:8], "little")  # of its own key
+        return seal(header, payload[:first] + bytes([payload[first] ^ 1]) + payload[first + 1 :])
+
+    lying.after = lie
+    engine = lying.engine()
+    assert engine.run_round().skipped is None and whole.run_round().skipped is None
+    assert engine.digest() == whole.digest()
+    assert "site 2 gave keys that are not those it had committed to; the sum is right without it" in caplog.text
+
+
+def test_what_is_cut_short_is_its_sender_s_failure(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path)
+    wire.after = lambda id, data: data[:-5] if id == "2" and b"masked.Local" in data[:300] else data
+    engine = wire.engine()
+    assert engine.run_round().skipped is None
+    assert engine.missing["2"].startswith("sent what cannot be used")

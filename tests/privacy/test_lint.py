@@ -1,0 +1,79 @@
+"""The look at recorded masked messages: clean runs pass, and each planted mistake is found."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from fedgist.cli import app
+from fedgist.core.errors import FedgistError
+from fedgist.families.global_model import Local
+from fedgist.privacy.lint import lint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("lint") / "run"
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "2", "--model", "mlp:hidden=16", "--secure", "masks"]
+    done = CliRunner().invoke(app, [*words, "--set", "limit=200", "--record", "all", "--quiet", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_a_run_passes(run: Path) -> None:
+    done = CliRunner().invoke(app, ["attack", "lint", str(run)])
+    assert done.exit_code == 0 and "8 masked messages" in done.output
+
+
+def change(name: str, how: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        for path in sorted(folder.glob(name)):
+            leaves = load_file(path)
+            how(leaves)
+            save_file(leaves, path)
+
+    return spoil
+
+
+def unmasked(leaves: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in leaves if name.startswith("pw/")]:
+        leaves[name] = torch.arange(leaves[name].numel()).reshape(leaves[name].shape)
+
+
+def again(leaves: dict[str, torch.Tensor]) -> None:
+    leaves["shares"][0] = 7
+
+
+def same_nonce(leaves: dict[str, torch.Tensor]) -> None:
+    leaves["nonce"][:] = 7
+
+
+def same_keys(leaves: dict[str, torch.Tensor]) -> None:
+    leaves["commitments"][0] = 7
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (change("*masked.Local*", unmasked), "masked bytes are not uniform"),
+        (change("*masked.Local*", unmasked), "a vector is there"),
+        (change("*masked.Local*", again), "a seal is there 8 times"),
+        (change("*masked.Local*", same_keys), "a key is there 8 times"),
+        (change("*Invitation*", same_nonce), "a nonce is used in 2 exchanges"),
+    ],
+)
+def test_mistakes_are_found(run: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:
+    folder = tmp_path / "transcript"
+    shutil.copytree(run / "artifacts" / "transcript", folder)
+    assert not lint(folder, [Local]).wrong
+    spoil(folder)
+    assert any(why in wrong for wrong in lint(folder, [Local]).wrong)
+
+
+def test_a_run_without_masks_has_nothing_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(FedgistError, match="holds no masked message"):
+        lint(tmp_path, [Local])
