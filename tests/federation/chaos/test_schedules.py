@@ -15,7 +15,7 @@ from fedgist.federation.chaos import campaign, schedule
 from fedgist.federation.chaos.tally import Tally
 from fedgist.federation.protocol import remote_engine, site_host
 from fedgist.federation.protocol.answered import Answered
-from fedgist.federation.protocol.envelope import KINDS, Reply, unseal
+from fedgist.federation.protocol.envelope import DIGEST, KINDS, Reply, unseal
 from fedgist.federation.protocol.remote_engine import RemoteEngine
 from fedgist.federation.protocol.site_host import States
 
@@ -111,6 +111,7 @@ def ignoring_a_truncated_envelope(patch: pytest.MonkeyPatch) -> None:
             end = 8 + int.from_bytes(data[:8], "little")
             with suppress(ValueError, KeyError, TypeError):
                 fields = json.loads(data[8:end])
+                fields.pop(DIGEST, None)
                 return KINDS[fields.pop("kind")](**fields), data[end:]
             raise
 
@@ -158,7 +159,7 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     double_apply: 0,
     accepting_a_replay: 20,
     answering_a_replay: 76,
-    ignoring_a_truncated_envelope: 165,
+    ignoring_a_truncated_envelope: 8,
     resuming_from_the_wrong_version: 13,
     resuming_from_the_first_states: 16,
 }
