@@ -18,7 +18,8 @@ from fedgist.experiments import presets, reproduction
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"<!-- results: (?P<presets>[^>]+) -->")
 NUMBER = re.compile(r"(?<![\w.,=-])[−+-]?\d{1,3}\.\d+(?![\w.])")
-PAGES = ("codream", "feddm", "fedgen", "repshare", "tofu")
+PAGES = {"codream": 6, "feddm": 3, "fedgen": 5, "gist": 1, "privacy": 1, "repshare": 7, "tofu": 2}
+"""And how many of their tables are marked at least."""
 
 
 @cache
@@ -76,7 +77,7 @@ def strangers(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_number_is_in_the_results(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
-    assert len(list(tables(text))) >= 2, "no table says which presets it is of"
+    assert len(list(tables(text))) >= PAGES[page], "a table does not say which presets it is of"
     assert strangers(text) == []
 
 
