@@ -39,10 +39,7 @@ class Config:
     orientations: int = fg.option(8, "Scattering: directions of wavelets.", low=1, high=64)
     dimensions: int = fg.option(2048, "Fourier: how many features, half of them cosines and half sines.", low=2)
     bandwidth: float = fg.option(1.0, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
-    ridge: str = fg.option(
-        "sums",
-        "λ: a number, sums (generalised cross-validation on S and V) or validation (hits that clients count).",
-    )
+    ridge: str = fg.option("sums", "λ: a number, sums (cross-validated on S and V) or validation (hits at clients).")
     held_out: int = fg.option(
         10, "With ridge=validation: every so many-th sample of a client is not learned from, but judges λ.", low=2
     )
@@ -130,8 +127,7 @@ class Gist(fg.Method[Config]):
             raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
         if config.mirrored:
             fg.only_images("mirrored", task.shape)
-        self.features = build(names, ground, sizes, raw=self.folded)
-        self.learned = learned(names, self.net)
+        self.features, self.learned = build(names, ground, sizes, raw=self.folded), learned(names, self.net)
         self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
         self.wire = fg.float64 if task.private else WIRES[config.wire]
         self.linear = linear_model(names, ground, sizes)
