@@ -11,7 +11,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Samples, Task
 from fedgist.core.tree import Tree
 from fedgist.core.work import Chunks, compute, gradient, scan
-from fedgist.dp.releases import Sum, Sums
+from fedgist.dp.releases import Sums
 from fedgist.families.evaluation import EvaluateThis, EvaluateThisOnOwnLabels, over_clients, pooled_over_clients
 from fedgist.families.global_model import (
     Global,
@@ -31,6 +31,6 @@ from fedgist.families.participation import active_option, client_weight, n_ref_o
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer
 from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
-from fedgist.learning.evaluation import accuracy, scores
+from fedgist.learning.evaluation import scores
 from fedgist.learning.training import cross_entropy
 from fedgist.options import Role, only_images, option

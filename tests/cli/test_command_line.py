@@ -24,7 +24,7 @@ def call(*arguments, code=0):
 
 
 def only_run():
-    (path,) = Path("runs").iterdir()
+    (path,) = (path for path in Path("runs").iterdir() if path.is_dir())
     return path
 
 
@@ -343,7 +343,7 @@ def test_demo_says_when_digits_stand_in(tiny_demo, monkeypatch):
     assert "fedavg" in result.stdout
     assert "fedprox" not in result.stdout
     call("demo", "--only", "fedavg", "--quiet")
-    assert sorted(p.name for p in Path("runs").iterdir()) == ["demo-1", "demo-2"]
+    assert sorted(p.name for p in Path("runs").iterdir() if p.is_dir()) == ["demo-1", "demo-2"]
 
 
 def test_report_command_writes_the_page():

@@ -30,7 +30,7 @@ def test_they_are_those_that_the_page_names() -> None:
 
 
 def run(name: str, layer: Layer | None) -> tuple[LocalEngine, list[Answers[Any]]]:
-    engine = toy_federation(name, clients=5, layer=layer)
+    engine = toy_federation(name, clients=5, between=layer)
     got = received(engine)
     for _ in range(2):
         assert engine.run_round().skipped is None
@@ -73,7 +73,7 @@ def test_a_thousand_clients_of_ten_samples(method: str) -> None:
     got = []
     for layer in (SecureSum(list(sites), Simulated()), None):
         everybody = {"active": 0} if method == "codream" else {}
-        engine = toy_federation(method, sites, engine="stacked", layer=layer, **everybody)
+        engine = toy_federation(method, sites, engine="stacked", between=layer, **everybody)
         got.append(received(engine))
         assert engine.run_round().skipped is None
     ours, floats = got

@@ -94,7 +94,7 @@ def test_the_asker_gets_the_same_as_without() -> None:
     """FedAvg with weights of any size: where a field has to be widened all are asked again, which is counted."""
     sites = clients(30, 20, 10)
     layers = (None, SecureSum(list(sites), Simulated()))
-    plain, ring = (federation("fedavg", sites, layer=layer, weighting="uniform") for layer in layers)
+    plain, ring = (federation("fedavg", sites, between=layer, weighting="uniform") for layer in layers)
     for engine in (plain, ring):
         engine.states["server"]["w"] = {name: 1000 + w for name, w in engine.states["server"]["w"].items()}
     got = [received(engine) for engine in (plain, ring)]
@@ -109,7 +109,7 @@ def test_the_asker_gets_the_same_as_without() -> None:
 
 def test_a_number_that_fits_nowhere_is_named() -> None:
     sites = clients(30, 20, 10)
-    engine = federation("fedavg", sites, layer=SecureSum(list(sites), Simulated()))
+    engine = federation("fedavg", sites, between=SecureSum(list(sites), Simulated()))
     engine.states["server"]["w"] = {name: w / 0 for name, w in engine.states["server"]["w"].items()}
     with pytest.raises(
         FedgistError, match=r"round 1, client 0: global_model.Local.pw/\S+ holds a number that is not f"
@@ -119,5 +119,5 @@ def test_a_number_that_fits_nowhere_is_named() -> None:
 
 def test_too_few_sites_are_no_sum() -> None:
     sites = clients(30, 20)
-    report = federation("fedavg", sites, layer=SecureSum(list(sites), Simulated())).run_round()
+    report = federation("fedavg", sites, between=SecureSum(list(sites), Simulated())).run_round()
     assert report.skipped == "round 1: 2 of 2 answered Local, and a secure sum is over at least 3"

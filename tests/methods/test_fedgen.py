@@ -182,7 +182,7 @@ def test_a_mistyped_layer_is_named() -> None:
 def test_odd_users(sizes: tuple[int, ...], loss: str) -> None:
     engine = play(federation("fedgen", users(*sizes), "cnn", **SMALL, loss=loss, published=True), 2)
     found = engine.evaluate(some_test())
-    assert found.keys() == {"accuracy", "accuracy_published"}
+    assert found.keys() >= {"accuracy", "accuracy_published"}
 
 
 @pytest.mark.parametrize("method", ["fedgen", "feddf"])

@@ -85,13 +85,14 @@ def federation(
     topology: Any = None,
     offline: Any = 0.0,
     delay: Any = 0,
-    layer: Any = None,
+    between: Any = None,
     **settings: Any,
 ) -> LocalEngine:
     """A federation of these sites, which have the nets in turn.
 
     method: its name, with its options as `settings` and what else it is made of as `parts`; or one made already.
     engine: the name of an executor for `device` and `dtype`; or one made already.
+    between: the layer between replies and sums, under a name that no method has for an option.
     """
     if isinstance(method, str):
         data = next(iter(sites.values()))
@@ -102,7 +103,7 @@ def federation(
     else:
         assert not (settings or parts or proxy), "a method that is made already takes no settings"
     runner = executor(engine, device, dtype) if isinstance(engine, str) else engine
-    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay, "layer": layer}
+    about = {"ledger": ledger, "info": info, "topology": topology, "offline": offline, "delay": delay, "layer": between}
     return LocalEngine(method, sites, seed=seed, executor=runner, **about)
 
 
@@ -118,7 +119,7 @@ def toy(method: str, **layer: Any) -> tuple[RunConfig, Inputs]:
     return _toy(tuple({"method": method, "dataset": "digits", "limit": 300, "device": "cpu", **layer}.items()))
 
 
-ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay", "layer")
+ENGINE = ("engine", "dtype", "seed", "ledger", "topology", "offline", "delay", "between")
 
 
 def toy_federation(method: str, sites: Sites | None = None, **given: Any) -> LocalEngine:

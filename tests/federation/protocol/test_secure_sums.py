@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
+from fedgist.core.message import WireError
 from fedgist.engines import executor
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.schemes import Simulated
@@ -75,8 +77,8 @@ class Wire:
             given = self.spoil(id, data)
             answer = given if isinstance(given, Lost) else self.after(id, self.hosts[id].handle(given))
             found[id] = answer
-            if isinstance(answer, bytes):
-                self.seen.append((id, unseal(answer)[0]))
+            with suppress(WireError):  # what a test has damaged
+                self.seen += [(id, unseal(answer)[0])] if isinstance(answer, bytes) else []
         return found
 
     def engine(self, roster: Roster = ROSTER, group: int = 3) -> RemoteEngine:
@@ -95,7 +97,7 @@ def kind_of(data: bytes) -> str:
 
 @pytest.mark.parametrize("method", ["fedavg", "codream", "gist"])
 def test_the_same_states_as_in_one_process(method: str, tmp_path: Path) -> None:
-    near = toy_federation(method, **everybody(method), layer=SecureSum(IDS, Simulated()))
+    near = toy_federation(method, **everybody(method), between=SecureSum(IDS, Simulated()))
     wire = Wire(method, tmp_path)
     far = wire.engine()
     for _ in range(2):
@@ -117,7 +119,7 @@ def test_a_site_that_never_answers_is_not(tmp_path: Path) -> None:
     wire = Wire("fedavg", tmp_path)
     wire.spoil = lambda id, data: Lost("is gone") if id == "3" and kind_of(data) == "global_model.Global" else data
     layer = SecureSum(IDS, Simulated())
-    near = toy_federation("fedavg", **everybody("fedavg"), layer=layer, offline=lambda id, *_: id == "3")
+    near = toy_federation("fedavg", **everybody("fedavg"), between=layer, offline=lambda id, *_: id == "3")
     engine = wire.engine()
     assert engine.run_round().skipped is None and near.run_round().skipped is None
     assert storage.digest(engine.states) == storage.digest(near.states)
@@ -160,7 +162,10 @@ def test_the_same_exchange_for_another_set_is_refused(tmp_path: Path) -> None:
         again.gone, again.rounds_done = {"6": "left out on purpose"}, 0
         report = again.run_round()
         assert report.skipped and "0 of 7 answered" in report.skipped
-    assert wire.whys() == {"the server asked round-000001-000000 before, for another set of sites"}
+    assert wire.whys() == {
+        "it has answered round-000001-000000 already, and was asked something else then",
+        "the server asked round-000001-000000 before, for another set of sites",
+    }
 
 
 def test_a_set_that_shrinks_at_the_second_trip_is_refused(tmp_path: Path) -> None:
