@@ -54,7 +54,7 @@ def test_a_global_model_predicts_as_well_as_the_run_says(test_file: str) -> None
     exported = json.loads(fedgist_says("predict", "elsewhere/best.safetensors", test_file, "--format", "json")[0])
     assert exported["accuracy"] == said["accuracy"]
     card = Path("run/MODEL_CARD.md").read_text("utf-8")
-    assert f"| {said['accuracy']:.4f} | 359 test images of digits |" in card and "No differential privacy." in card
+    assert f"| {said['accuracy']:.4f} | 359 test samples of digits |" in card and "No differential privacy." in card
 
 
 def test_a_run_is_finished_later(test_file: str) -> None:

@@ -32,7 +32,7 @@ def about(spec: str, **other: Any) -> About:
     known: dict[str, Any] = {"model": spec, "module": "net", "input_shape": SHAPE, "classes": 4, "class_names": None}
     known |= {"columns": None, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7), "low": (-1.0,) * 3, "high": (1.0,) * 3}
     known |= {"method": "fedavg", "dataset": "digits", "client": None, "seed": 0, "rounds": 1, "accuracy": 0.5}
-    return About(**{**known, "measured_on": "5 test images", "fedgist": "0"} | other)
+    return About(**{**known, "measured_on": "5 test samples", "fedgist": "0"} | other)
 
 
 def drawn(model: Model) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The command line as a user has it, in processes of their own: for tests of real federations."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -44,13 +45,14 @@ class Background:
         """kill -9 of the command and of all that it started."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         for member in [psutil.Process(self.process.pid), *family]:
-            member.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with its parent
+                member.kill()
         self.process.wait()
 
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(40)
+            self.process.wait(LONG)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = LONG) -> None:

@@ -127,11 +127,11 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
     return made
 
 
-def _measured_on(config: RunConfig, images: int, own: bool) -> str:
+def _measured_on(config: RunConfig, samples: int, own: bool) -> str:
     kind = "held-out training" if config.validation else "test"
     some = " of the client's labels" * (own and config.client_test == "own-labels")
     seen = ", as the client sees them" * (own and bool(config.discrepancy))
-    return f"{images} {kind} images of {config.dataset}{some}{seen}"
+    return f"{samples} {kind} samples of {config.dataset}{some}{seen}"
 
 
 def describe(task: Task, spec: str, net: Model, **others: Any) -> About:

@@ -77,8 +77,8 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
-        images = f"{len(train.labels):,} images to learn from, {len(test.labels):,} to test on, {settings.data}"
-        tell(f"site {name}: {images}")
+        samples = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
+        tell(f"site {name}: {samples}")
         tell(_summary(rules, kit))
         tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
         if warning := _ending(kit, name).warning:

@@ -16,7 +16,7 @@ from fedgist.learning.evaluation import accuracy
 
 
 def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> None:
-    """Writes model.safetensors and model.json, with the accuracy on the site's own test images."""
+    """Writes model.safetensors and model.json, with the accuracy on the site's own test samples."""
     try:
         one = host.recall(run)
         w, rounds = one.weights()
@@ -26,8 +26,8 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
     net = task.models[start.model]
     if w is None or w.keys() != net.shapes.keys():
         raise FedgistError(f"{run}: {start.method} keeps no whole model at a site; that of the server is in its run")
-    images = 0 if test is None else len(test[1])
-    score = one.executor.drive([accuracy(net, w, test)])[0] if test is not None and images else None
+    samples = 0 if test is None else len(test[1])
+    score = one.executor.drive([accuracy(net, w, test)])[0] if test is not None and samples else None
     about = trained.describe(
         task,
         start.model,
@@ -40,7 +40,7 @@ def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> N
         seed=start.seed,
         rounds=rounds,
         accuracy=score,
-        measured_on=f"{images} test images of site {one.id}",
+        measured_on=f"{samples} test samples of site {one.id}",
     )
     trained.save(models.as_module(net, w), about, out / "model")
     heard = datetime.fromtimestamp(one.heard.stat().st_mtime).astimezone().isoformat(" ", "seconds")

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,13 @@ def test_schedules_of_real_methods(method: str) -> None:
     assert [(one.number, one.faults, one.wrong) for one in outcomes if one.wrong] == []
 
 
+def test_a_late_copy_may_find_its_state_gone() -> None:
+    """Of a request of an earlier round; that the server hears of it in a later one costs an answer, but no state."""
+    outcome = schedule.play(7, 168)
+    assert any("does not hold its state" in line for line in outcome.story)
+    assert not outcome.wrong
+
+
 def test_a_schedule_is_played_again_from_its_number() -> None:
     first, again = schedule.play(3, 14), schedule.play(3, 14)
     assert first.story == again.story and len(first.story) > 10
@@ -56,6 +64,16 @@ def lost_commit(patch: pytest.MonkeyPatch) -> None:
         self._known[version] = self._put(state)
 
     patch.setattr(States, "put", put)
+
+
+def keeping_too_little(patch: pytest.MonkeyPatch) -> None:
+    """The server does not say what states its checkpoints need, and asks in vain when it goes on from one."""
+    request = RemoteEngine._request
+
+    def careless(self: RemoteEngine, *arguments: Any) -> Any:
+        return replace(request(self, *arguments), keep=[])
+
+    patch.setattr(RemoteEngine, "_request", careless)
 
 
 def lost_commit_at_the_server(patch: pytest.MonkeyPatch) -> None:
@@ -155,6 +173,7 @@ def opened(data: bytes) -> Reply | None:
 
 BUGS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     lost_commit: 0,
+    keeping_too_little: 78,
     lost_commit_at_the_server: 1,
     double_apply: 0,
     accepting_a_replay: 20,

@@ -85,7 +85,8 @@ def _result(
 
 
 def _states(world: World, run: RunFolder, near: LocalEngine, inputs: Inputs, method: Method) -> Iterator[str]:
-    """No state is lost: each site has what its committed answers made of it."""
+    """No state is lost: each site has what it is asked for, and what its committed answers made of it."""
+    yield from dict.fromkeys(world.forgotten)
     saved = saved_run(run)
     for id in world.ids:
         expected = near.site_states.get(id)

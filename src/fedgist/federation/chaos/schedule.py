@@ -74,8 +74,6 @@ class Operator(Silent):
     def round(self, row: dict[str, Any]) -> None:
         self.world.tell(f"round {row['round']}: {row['answered']} answered; {row.get('missing', 'all there')}")
         self.shown = max(self.shown, row["round"] // self.every * self.every)
-        lost = [f"{id} {why}" for id, why in row.get("missing", {}).items() if "does not hold its state" in why]
-        self.wrong += [f"round {row['round']}: {what}" for what in lost]
 
 
 @cache

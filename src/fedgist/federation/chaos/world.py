@@ -47,6 +47,8 @@ class World:
         self.sizes: dict[tuple[str, str, str], int] = {}
         """Bytes of the message in it."""
         self.refusals: list[tuple[str, str]] = []
+        self.forgotten: list[str] = []
+        """That a site lacked a state while the server waited for its answer; a late copy may find it gone."""
         self.without_power: set[str] = set()
 
     # Time, and what happens in it
@@ -132,7 +134,7 @@ class World:
             if self._start is not None and self.faults.strikes("visitor"):
                 self._visit(site, self._start)
             answer = self._hosts[site].handle(data)
-            self._observe(site, answer)
+            self._observe(site, answer, waiting=call == self._call)
         except Crash:
             self._die(site)
         else:
@@ -197,7 +199,7 @@ class World:
 
     # The observer
 
-    def _observe(self, site: str, answer: bytes) -> None:
+    def _observe(self, site: str, answer: bytes, waiting: bool) -> None:
         header, payload = unseal(answer)
         if isinstance(header, Reply):
             key = site, header.run, header.version
@@ -206,4 +208,6 @@ class World:
             self.tell(f"{site} answers {header.version}")
         elif isinstance(header, Refusal):
             self.refusals.append((site, header.why))
+            if waiting and "does not hold its state" in header.why:
+                self.forgotten.append(f"{site}: {header.why}")
             self.tell(f"{site} does not answer: {header.why}")
