@@ -26,7 +26,7 @@ from fedgist.families.global_model import (
 from fedgist.families.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
 from fedgist.families.label_logits import LogitOptions, tell, train_towards
 from fedgist.families.local_training import LocalOptions, train, trainer
-from fedgist.families.own_model import OwnModel, OwnModelOptions
+from fedgist.families.own_model import OwnModel, OwnModelOptions, one_feature_size
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer

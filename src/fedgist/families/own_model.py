@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Federation, Site, State
 from fedgist.core.message import Bounds, Params
 from fedgist.core.method import Method, handler
@@ -72,3 +73,12 @@ class OwnModel(Method[Options]):
     @handler
     async def test_on_own_labels(self, me: Site, msg: EvaluateOwnLabels) -> Hits:
         return await hits_on_own_labels(self.model_of(me), me.state["w"], me, msg.shares)
+
+
+def one_feature_size(method: str, task: Task) -> int:
+    """The number of features that the models of all clients have; refused where it differs."""
+    sizes = {name: model.feature_size for name, model in task.models.items()}
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise FedgistError(f"{method} needs models with one number of features, but {found}; set feature_size")
+    return task.models[task.model].feature_size

@@ -47,7 +47,7 @@ class LogitTrainer:
             return cross_entropy(output, y, mask, trained) + pull * drawn, output.buffers, output.logits
 
         inner, logits = self.trainer.descend(inner, lr, objective)
-        return inner, *_with(sums, counts, logits, y, mask)
+        return inner, *add_by_label(sums, counts, logits, y, mask)
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class LogitAverager:
     def step(self, carry: tuple[Tensor, Tensor], batch: Tree, pool: Tree, w: Params) -> tuple[Tensor, Tensor]:
         """(sums of logits [C, C], counts [C]) -> the same with one more batch."""
         x, y = samples(batch, pool)
-        return _with(*carry, self.model(w, x).logits, y, batch["mask"])
+        return add_by_label(*carry, self.model(w, x).logits, y, batch["mask"])
 
 
-def _with(sums: Tensor, counts: Tensor, logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums and counts by label with a batch's logits added."""
-    held = (y[:, None] == torch.arange(len(counts), device=y.device)).to(logits.dtype) * mask[:, None]
-    return sums + held.T @ logits, counts + held.sum(0)
+def add_by_label(sums: Tensor, counts: Tensor, values: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums [C, d] and counts [C] by label with a batch's values [B, d] added."""
+    held = (y[:, None] == torch.arange(len(counts), device=y.device)).to(values.dtype) * mask[:, None]
+    return sums + held.T @ values, counts + held.sum(0)
 
 
 def mean_logits(means: Tensor, holders: Tensor, otherwise: Tensor) -> Tensor:

@@ -107,10 +107,7 @@ class RepresentationSharing(fg.OwnModel[Config]):
 
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
-        sizes = {name: model.feature_size for name, model in task.models.items()}
-        if len(set(sizes.values())) > 1:
-            found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-            raise fg.FedgistError(f"repshare needs models with one number of features, but {found}; set feature_size")
+        fg.one_feature_size(self.name, task)
         if config.lambda_kd > 1 and not bounded(self.model):
             log.warning(
                 f"repshare: the features of {self.model.name} are not between -1 and 1 as the paper's, so that "
