@@ -67,7 +67,7 @@ def test_masks_change_no_bit_of_the_ring_s_sum(method: str) -> None:
 
 
 def test_a_thousand_clients_of_ten_samples() -> None:
-    """A client's w·10/2^20 is small: the widest ring has its digits, and in 32 bits, the planted fault, they are lost."""
+    """A client's w·10/2^20 is small: 64 bits keep its digits, and 32, the planted fault, lose them."""
     sites = clients(*[10] * 1000, name="{:04d}")
     ids, got = list(sites), []
     for layer in (None, SecureSum(ids, Simulated()), SecureSum(ids, Simulated(), Grid(32, 20))):
