@@ -71,15 +71,42 @@ def test_every_subset_of_enough_shares_gives_the_secret(needed: int, holders: in
         assert not np.array_equal(few, secret)
 
 
-def test_fewer_shares_are_consistent_with_every_secret() -> None:
-    """All polynomials of degree 2 over all coefficients: whatever two holders see, each of the 256 secrets gives it
-    exactly once, so that what they see tells nothing."""
-    first, second = (grid.ravel().astype(np.uint8) for grid in np.meshgrid(np.arange(256), np.arange(256)))
-    for points in itertools.combinations((1, 2, 5), 2):
-        for secret in (0, 1, 77, 255):
-            constant = np.full(first.shape, secret, np.uint8)
-            seen = shamir.evaluate(np.stack([constant, first, second]), points).astype(int)
-            assert len(set((seen[0] * 256 + seen[1]).tolist())) == 65536
+@pytest.fixture
+def sixteen() -> list[int]:
+    """The 16 bytes of GF(256) with x^16 = x: a field of its own, in which to try everything there is to try."""
+    every = np.arange(256, dtype=np.uint8)
+    power = every
+    for _ in range(4):
+        power = shamir.times(power, power)
+    return [int(x) for x in every[power == every]]
+
+
+@pytest.mark.parametrize("threshold", [2, 3, 4])
+def test_fewer_shares_are_consistent_with_every_secret(threshold: int, sixteen: list[int]) -> None:
+    """In GF(16), with every polynomial: whatever t − 1 of t + 1 holders see, each secret gives it exactly once."""
+    assert len(sixteen) == 16
+    drawn = np.array(list(itertools.product(sixteen, repeat=threshold - 1)), np.uint8).T
+    for points in itertools.combinations(sixteen[1 : threshold + 2], threshold - 1):
+        for secret in sixteen:
+            constant = np.full((1, drawn.shape[1]), secret, np.uint8)
+            seen = shamir.evaluate(np.concatenate([constant, drawn]), points)
+            assert set(seen.ravel().tolist()) <= {*sixteen}
+            assert len({*map(bytes, seen.T)}) == 16 ** (threshold - 1)
+
+
+def test_the_drawn_coefficients_are_what_hides_the_secret() -> None:
+    """The planted fault: a polynomial of one degree less is open to t − 1 holders."""
+    secret = np.arange(32, dtype=np.uint8)
+    assert np.array_equal(shamir.join(shamir.split(secret, 2, 4)[:2], [1, 2]), secret)
+    assert not np.array_equal(shamir.join(shamir.split(secret, 3, 4)[:2], [1, 2]), secret)
+
+
+def test_one_share_of_two_in_the_whole_field() -> None:
+    """t = 2 in GF(256): a share is consistent with all 256 secrets, each by one polynomial."""
+    every = np.arange(256, dtype=np.uint8)
+    secret, slope = (grid.ravel() for grid in np.meshgrid(every, every))
+    shares = shamir.evaluate(np.stack([secret, slope]), (1, 2, 128, 255)).reshape(4, 256, 256)
+    assert np.array_equal(np.sort(shares, axis=1), np.broadcast_to(every[:, None], shares.shape))
 
 
 def test_what_is_sealed_is_for_one_and_as_it_was() -> None:

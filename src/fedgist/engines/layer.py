@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgist.core.codec import Leaves, add_up
-from fedgist.core.message import Bounds
+from fedgist.core.message import Bounds, WireError, tag_of
 from fedgist.core.tree import Tree
 
 
@@ -66,8 +66,8 @@ class SiteLayer(ABC):
         """What travels in place of a packed reply, or `Unfit`."""
 
     def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
-        """The answer to a message of the layer's own."""
-        raise NotImplementedError(f"{type(self).__name__} is asked nothing")
+        """The answer to a message of the layer's own; most have none."""
+        raise WireError(f"no layer here knows a message {tag_of(request)}")
 
 
 class Layer(ABC):

@@ -43,11 +43,15 @@ class Transcript:
         self.types = {tag_of(kind): kind for pair in pairs for kind in (pair.request, pair.reply)}
 
     def between(self, sender: str, receiver: str) -> list[Kept]:
-        """What one sent to the other in the rounds, the first first."""
+        """What one sent to the other in the rounds, the first first; without what secure sums need for themselves."""
         ends = re.escape(f"{sender}-{receiver}")  # names may have dashes, too; tags have none
         form = re.compile(rf"(\d+)-round-(\d+)-{ends}-([^-]+)\.safetensors")
         named = ((path, form.fullmatch(path.name)) for path in sorted(self.folder.glob("*-round-*")))
-        return [Kept(int(m[1]), int(m[2]), sender, m[3], path) for path, m in named if m]
+        return [
+            Kept(int(m[1]), int(m[2]), sender, m[3], path)
+            for path, m in named
+            if m and not m[3].startswith("secure_sum.")
+        ]
 
     def read(self, kept: Kept) -> Any:
         """The message, checked as a receiver checks it; of one that is masked, its numbers as they look."""

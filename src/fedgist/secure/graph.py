@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fedgist.secure.shamir import Bytes
 
@@ -37,26 +37,11 @@ class Group:
 
     def near(self, site: str) -> tuple[str, ...]:
         """A site and those that it shares masks with, in the order of their names."""
-        return self._near[site]
-
-    @cached_property
-    def _near(self) -> dict[str, tuple[str, ...]]:
-        """In a large cohort the sites stand in a circle, in an order that the roster decides and not the server."""
-        if len(self.cohort) <= COMPLETE:
-            return dict.fromkeys(self.cohort, self.cohort)
-        circle = sorted(self.cohort, key=lambda name: hashlib.sha256(self.roster + name.encode()).digest())
-        half, count = DEGREE // 2, len(circle)
-        return {
-            name: tuple(sorted(circle[(at + k) % count] for k in range(-half, half + 1)))
-            for at, name in enumerate(circle)
-        }
+        return _neighbours(self.roster, self.cohort)[site][0]
 
     def others(self, site: str) -> tuple[str, ...]:
-        return self._others[site]
-
-    @cached_property
-    def _others(self) -> dict[str, tuple[str, ...]]:
-        return {site: tuple(name for name in near if name != site) for site, near in self._near.items()}
+        """Those alone."""
+        return _neighbours(self.roster, self.cohort)[site][1]
 
     def missing(self, site: str, alive: Sequence[str]) -> list[str]:
         """Whose masks are left over in what this site sent."""
@@ -66,6 +51,23 @@ class Group:
     def needed(self) -> int:
         """Shares that open a site's keys."""
         return threshold(min(len(self.cohort), DEGREE + 1) if len(self.cohort) > COMPLETE else len(self.cohort))
+
+
+@lru_cache(maxsize=4)
+def _neighbours(roster: bytes, cohort: tuple[str, ...]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of each site those near it, with it and without; made once for a cohort, whose exchanges are many.
+
+    In a large cohort the sites stand in a circle, in an order that the roster decides and not the server.
+    """
+    near = dict.fromkeys(cohort, cohort)
+    if len(cohort) > COMPLETE:
+        circle = sorted(cohort, key=lambda name: hashlib.sha256(roster + name.encode()).digest())
+        half, count = DEGREE // 2, len(circle)
+        near = {
+            name: tuple(sorted(circle[(at + k) % count] for k in range(-half, half + 1)))
+            for at, name in enumerate(circle)
+        }
+    return {site: (names, tuple(name for name in names if name != site)) for site, names in near.items()}
 
 
 def peers(sites: int) -> int:
