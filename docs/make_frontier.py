@@ -23,6 +23,9 @@ LEAST, MOST = 1e6, 1e9
 """Bytes at the ends of the axis."""
 LOW, HIGH = 30, 80
 """Accuracies at the ends of the other."""
+LETTER = 6.4
+"""The width of one, more or less."""
+Box = tuple[float, float, float, float]
 TEXT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
@@ -86,12 +89,30 @@ def draw_panel(left: float, column: str, first: bool) -> list[str]:
         x, words = left + across(10.0**power), {6: "1 MB", 7: "10 MB", 8: "100 MB", 9: "1 GB"}[power]
         lines.append(f'<path d="M{x:g} {TOP}V{BOTTOM}" stroke="#eceff1"/>')
         lines.append(f'<text x="{x:g}" y="{BOTTOM + 16}" text-anchor="middle" font-size="11">{words}</text>')
-    for point in points(column):
-        x, y, colour = left + across(point.bytes), height_of(point.accuracy), COLOURS[point.sees]
+    shown = sorted(points(column), key=lambda point: -point.accuracy)
+    dots = [(left + across(point.bytes), height_of(point.accuracy)) for point in shown]
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in dots]
+    for point, (x, y) in zip(shown, dots, strict=True):
+        colour, words = COLOURS[point.sees], f"{point.name} {point.accuracy:.1f}"
+        box = free_place(x, y, LETTER * len(words), left, taken)
+        taken.append(box)
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-        side = f'x="{x + 8:.1f}"' if x < left + PLOT / 2 else f'x="{x - 8:.1f}" text-anchor="end"'
-        lines.append(f'<text {side} y="{y + 4:.1f}" fill="{colour}">{point.name} {point.accuracy:.1f}</text>')
+        lines.append(f'<text x="{box[0]:.1f}" y="{box[3] - 3:.1f}" fill="{colour}">{words}</text>')
     return lines
+
+
+def free_place(x: float, y: float, width: float, left: float, taken: list[Box]) -> Box:
+    """Where words about a dot are on no other dot and no other words: beside it, else above or below, ever farther."""
+    middle = min(max(x - width / 2, left), left + PLOT - width)
+    beside = [(x + 8, y - 7), (x - 8 - width, y - 7)]
+    places = [place for place in beside if left <= place[0] <= left + PLOT - width]
+    places += [(middle, y + shift) for far in range(8, 80, 4) for shift in (-far - 13, far)]
+    boxes = [(px, py, px + width, py + 14) for px, py in places]
+    return next((box for box in boxes if not any(overlap(box, other) for other in taken)), boxes[0])
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def across(amount: float) -> float:
