@@ -1,14 +1,16 @@
 """fedgist privacy: noise for a budget, and what a book says was spent."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from fedgist.cli import app
+from fedgist.dp import accountant
 from fedgist.dp.accountant import Release
-from fedgist.dp.budget import Book, Limit
+from fedgist.dp.budget import Book, Limit, Plan
 
 
 def test_plan_and_spent(tmp_path: Path) -> None:
@@ -92,9 +94,61 @@ def test_noise_in_a_secure_sum(tmp_path: Path) -> None:
         assert "sums over 3 or more sites" in promise["against"] and promise["epsilon"] == pytest.approx(8)
 
 
+UNIFORM = ["--set", "weighting=uniform", "--set", "noise_multiplier=1"]
+PINNED = [2.8545, 3.5908]
+"""ε of 10 and 20 steps with σ = 1 and q = 0.1 at δ = 1e-5, by dp-accounting 0.6's PLD."""
+TRAINING = ["weighting=uniform", "steps=10", "batch=48", "lr=0.5"]
+
+
+def train(out: Path, *given: str, rounds: int = 2) -> Result:
+    words = ["run", "fedavg", "--dataset", "digits", "--clients", "3", "--rounds", str(rounds), "--epsilon", "8"]
+    words += ["--device", "cpu", "--engine", "stacked", "--out", str(out)]
+    return CliRunner().invoke(app, [*words, *(word for one in (*TRAINING, *given) for word in ("--set", one))])
+
+
+def test_clients_train_in_private(tmp_path: Path) -> None:
+    """DP-SGD at 3 clients: 20 steps, q = 0.1, σ = 1 cost 3.59 by dp-accounting's PLD, on the books and on the line."""
+    done = train(tmp_path / "r", "noise_multiplier=1")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epsilon"] for row in rows] == pytest.approx(PINNED, rel=1e-4)
+    assert rows[-1]["accuracy"] > 0.6
+    told = json.loads((tmp_path / "r" / "result.json").read_text())["privacy"]
+    assert told["simulated"] and told["against"].endswith("who see all that a site sends, but not the batches")
+    spent = CliRunner().invoke(app, ["privacy", "spent", str(tmp_path / "r")]).stdout
+    assert spent.count(f"epsilon {rows[-1]['epsilon']:.6g} at delta 1e-05, 20 releases") == 3
+    assert "does not know the batches" in spent
+
+
+def test_training_ends_with_its_budget(tmp_path: Path) -> None:
+    done = train(tmp_path / "r", "noise_multiplier=0.6", "sampling=1")
+    assert done.exit_code == 2 and "the privacy budget of this run is spent: ε = 0 of 8" in done.stderr
+    assert "before round 1" in done.stderr
+
+
+def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and cost are those of the plan; without one, the install line."""
+    noise, plan = 1.0, tmp_path / "plan.json"
+    Plan((Release(noise, 0.1, 20),), PINNED[1], 1e-5).write(plan)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    accountant._epsilon.cache_clear()
+    missing = train(tmp_path / "r")
+    assert missing.exit_code == 2 and "pip install 'fedgist[privacy]'" in missing.stderr
+    done = train(tmp_path / "r", f"plan={plan}")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["privacy"]["epsilon"] == PINNED[1]
+    assert f"noise_multiplier = {noise}" in (tmp_path / "r" / "config.toml").read_text()
+    longer = train(tmp_path / "longer", f"plan={plan}", rounds=3)
+    assert longer.exit_code == 2 and "the plan has no 30 releases at a rate of 0.1" in longer.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["fedavg", "--set", "noise_multiplier=1"], "set weighting to uniform in a private run"),
+        (["fedavg", *UNIFORM, "--model", "cnn:norm=batch"], "BatchNorm mixes the records of a batch"),
+        (["fedavg", *UNIFORM, "--set", "dp_noise=sum"], "set dp_noise to local"),
+        (["fedprox"], "fedprox has no differentially private form"),
         (["fedgen"], "fedgen has no differentially private form"),
         (["gist", "--set", "normalise=train"], "normalise=train tells the mean of all training data"),
         (["gist", "--set", "ridge=validation"], "set ridge to sums in a private run"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -72,10 +72,15 @@ def test_parts_of_the_noise_add_up() -> None:
 
 
 @settings(deadline=None, max_examples=60)
+@example(mu=0.001953125, sensitivity=99.0, share=0.01, numbers=716393)
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.floats(0.01, 1.0), st.integers(1, 10_000_000))
 def test_the_grid(mu: float, sensitivity: float, share: float, numbers: int) -> None:
     """σ is a whole number of steps, a step a power of two, and what rounding may add to Δ is paid for."""
     one, mechanism = Sum(sensitivity, share), Mechanism(mu)
+    if 2 * math.sqrt(numbers) / (mu * math.sqrt(share)) > LARGEST / 2:
+        with pytest.raises(fg.FedgistError, match="finds no room on a grid"):
+            mechanism.grid(one, 1, numbers)
+        return
     step, steps = mechanism.grid(one, 1, numbers)
     assert math.log2(step).is_integer() and LARGEST // 8 < steps <= LARGEST
     with_rounding = sensitivity + 2 * math.sqrt(numbers) * step

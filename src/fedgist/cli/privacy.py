@@ -84,4 +84,6 @@ def spent(
             return
         for name in found:
             print(f"{name}: epsilon {spent[name]:.6g} at delta {delta:g}, {counts[name]:,} releases")
-        print(f"unit: {UNIT}; against whoever sees all of them")
+        sampled = any(one.rate < 1 for book in found.values() for one in book.releases)
+        unknown = ", and does not know the batches" if sampled else ""
+        print(f"unit: {UNIT}; against whoever sees all of them{unknown}")

@@ -14,7 +14,7 @@ from typing import Any
 from fedgist.core.errors import FedgistError
 from fedgist.dp import gaussian
 
-INTERVAL = 5e-4
+INTERVAL = 2e-3
 """Privacy losses are rounded up to multiples of this, so that ε errs upwards only."""
 LIBRARY = "dp-accounting"
 

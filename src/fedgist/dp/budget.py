@@ -64,6 +64,13 @@ class Plan:
             one.times <= planned.get((one.noise, one.rate), 0) for one in together(releases)
         )
 
+    def noise(self, rate: float, times: int) -> float:
+        """The planned noise of so many releases at this rate."""
+        for one in self.releases:
+            if one.rate == rate and one.times >= times:
+                return one.noise
+        raise FedgistError(f"the plan has no {times:,} releases at a rate of {rate:g}: make one for this run")
+
     def write(self, path: Path) -> None:
         rows = [release.row() for release in self.releases]
         content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNIT, "releases": rows}

@@ -39,26 +39,45 @@ class Sums:
         return sum(one.share for one in self.fields.values())
 
 
+@dataclass(frozen=True)
+class NoisySteps:
+    """A reply made by training whose every step had noise: none is added to it, and all its steps are charged."""
+
+    release: Release
+
+
+SEEDED = (
+    "clients that train with differential privacy take batches and noise from the run's seed, which the server knows: "
+    "that is for simulations on one machine only"
+)
+
+
+def trains(releases: "Mapping[type, Sums | NoisySteps]") -> bool:
+    """Whether clients train, with noise in each step."""
+    return any(isinstance(one, NoisySteps) for one in releases.values())
+
+
 @runtime_checkable
 class Releasing(Protocol):
     """A method that says what it releases."""
 
     @property
-    def releases(self) -> Mapping[type, Sums]: ...
+    def releases(self) -> Mapping[type, Sums | NoisySteps]: ...
 
 
-def declared(method: object, name: str) -> Mapping[type, Sums]:
+def declared(method: object, name: str) -> Mapping[type, Sums | NoisySteps]:
     """What a method releases, its shares being all of the budget; or why it cannot be private."""
     if not isinstance(method, Releasing):
         raise FedgistError(
-            f"{name} has no differentially private form: leave out epsilon, or take a method that has one, as gist"
+            f"{name} has no differentially private form: leave out epsilon, or take a method that has one: gist, fedavg"
         )
     found = method.releases
-    for reply, sums in found.items():
+    added = {reply: sums for reply, sums in found.items() if isinstance(sums, Sums)}
+    for reply, sums in added.items():
         additive = {field for field, (_, wire) in schema_of(reply).items() if wire.additive}
         if additive != schema_of(reply).keys() or additive != sums.fields.keys():
             raise TypeError(f"{tag_of(reply)}: every field of a release is additive and has a sensitivity")
-    if not math.isclose(total := sum(sums.share for sums in found.values()), 1.0):
+    if added and not math.isclose(total := sum(sums.share for sums in added.values()), 1.0):
         raise FedgistError(f"the shares of the privacy budget of {name} must add up to 1, not to {total:g}")
     return found
 
@@ -77,8 +96,10 @@ class Mechanism:
     addends: int = 1
     """How many such noises are known to be in the sum that somebody sees: each site adds its part of σ²."""
 
-    def release(self, sums: Sums) -> Release:
+    def release(self, sums: Sums | NoisySteps) -> Release:
         """What it costs."""
+        if isinstance(sums, NoisySteps):
+            return sums.release
         return Release(1 / (self.mu * math.sqrt(sums.share / sums.times)))
 
     def sigma(self, one: Sum, times: int) -> float:
@@ -88,13 +109,18 @@ class Mechanism:
     def grid(self, one: Sum, times: int, numbers: int) -> tuple[float, int]:
         """The step, a power of two, and the deviation of a site's own noise in steps."""
         own = self.sigma(one, times) / math.sqrt(self.addends)
+        rounding = 2 * math.sqrt(numbers) * own / one.sensitivity  # in steps, however fine they are
+        if rounding > LARGEST / 2:
+            raise FedgistError(
+                f"noise for so small a budget over {numbers:,} numbers finds no room on a grid: take a larger epsilon"
+            )
         step = 2.0 ** (math.ceil(math.log2(own)) - 23)
-        rounding = 1 + 2 * math.sqrt(numbers) * step / one.sensitivity
-        steps = math.ceil(own * rounding / step)
-        return (step, steps) if steps <= LARGEST else (2 * step, math.ceil(steps / 2))
+        return step, math.ceil(own / step + rounding)
 
-    def noised(self, sums: Sums, leaves: Leaves, bits: Bits) -> Leaves:
-        """The reply as it may leave: on the grid, with noise."""
+    def noised(self, sums: Sums | NoisySteps, leaves: Leaves, bits: Bits) -> Leaves:
+        """The reply as it may leave: on the grid, with noise, where it has none of its own."""
+        if isinstance(sums, NoisySteps):
+            return leaves
         found: Leaves = {}
         for name, leaf in leaves.items():
             one = sums.fields[name.split("/")[0]]

@@ -17,7 +17,7 @@ from fedgist.dp import gaussian
 from fedgist.dp.accountant import together
 from fedgist.dp.budget import SPENT, UNIT, Book, Limit, Outbox, Spent
 from fedgist.dp.discrete_gaussian import Bits
-from fedgist.dp.releases import Mechanism, Sums
+from fedgist.dp.releases import Mechanism, NoisySteps, Sums, trains
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
@@ -56,11 +56,6 @@ class Promise:
         )
         return f"the server, {helped}, as long as it sees sums over {self.threshold} or more sites only"
 
-    def sentence(self) -> str:
-        """ε never goes without what it is about."""
-        simulated = "; simulated: the noise comes from the run's seed" if self.simulated else ""
-        return f"ε = {self.epsilon:g} at δ = {self.delta:g}; unit: {UNIT}; against {self.against}{simulated}"
-
 
 @functools.cache
 def noised(reply: type) -> type:
@@ -85,7 +80,7 @@ class PrivateSite(SiteLayer):
         self,
         inner: SiteLayer,
         promise: Promise,
-        releases: Mapping[type, Sums],
+        releases: Mapping[type, Sums | NoisySteps],
         book: Book,
         limit: Limit,
         draw: Draw,
@@ -138,9 +133,16 @@ class Kept:
 class Private(Layer):
     """The asker's half."""
 
-    def __init__(self, inner: Layer, promise: Promise, releases: Mapping[type, Sums], sites: Mapping[str, PrivateSite]):
-        """`sites` are those in this process."""
-        self.inner, self.promise, self.releases, self.sites = inner, promise, releases, sites
+    def __init__(
+        self,
+        inner: Layer,
+        promise: Promise,
+        releases: Mapping[type, Sums | NoisySteps],
+        sites: Mapping[str, PrivateSite],
+        limit: Limit,
+    ):
+        """`sites` are those in this process; `limit` is the budget of the run."""
+        self.inner, self.promise, self.releases, self.sites, self.limit = inner, promise, releases, sites, limit
         self.form, self.title = _form(inner.form), inner.title
         self.released: dict[str, str] = {}
         """The exchanges in which sites may have released something, and what."""
@@ -187,4 +189,16 @@ class Private(Layer):
         """The ε of a site that has answered all that was asked in this run so far."""
         costs = {tag_of(reply): self.promise.mechanism.release(sums) for reply, sums in self.releases.items()}
         releases = together(costs[tag] for tag in self.released.values() if tag in costs)
-        return Limit(self.promise.epsilon, self.promise.delta).cost(releases)
+        return self.limit.cost(releases)
+
+    @property
+    def against(self) -> str:
+        """The adversary, and what it must not know."""
+        return f"{self.promise.against}, but not the batches" if trains(self.releases) else self.promise.against
+
+    def sentence(self) -> str:
+        """ε never goes without what it is about."""
+        seeded = "noise and batches come" if trains(self.releases) else "the noise comes"
+        simulated = f"; simulated: {seeded} from the run's seed" if self.promise.simulated else ""
+        made = self.promise
+        return f"ε = {made.epsilon:g} at δ = {made.delta:g}; unit: {UNIT}; against {self.against}{simulated}"

@@ -143,6 +143,9 @@ class RunConfig:
         ("local", "sum"),
     )
     colluders: int = _private(0, "With dp_noise=sum: clients that may tell the server their noise.", low=0)
+    plan: str | None = _private(
+        None, "A file of `fedgist privacy plan --out`, which stands in for dp-accounting where that is not installed."
+    )
     options: Any = None
 
 

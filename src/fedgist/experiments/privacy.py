@@ -1,7 +1,9 @@
 """A run's differential privacy: what its configuration promises, the layer that keeps it, and how it is told."""
 
+import dataclasses
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,15 +11,16 @@ import torch
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
-from fedgist.dp import budget, randomness
-from fedgist.dp.budget import Book, Limit
+from fedgist.dp import accountant, budget, randomness
+from fedgist.dp.budget import Book, Limit, Plan
 from fedgist.dp.discrete_gaussian import Bits
-from fedgist.dp.releases import declared
+from fedgist.dp.releases import SEEDED, declared, trains
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
+from fedgist.families.private_training import PrivateOptions
 from fedgist.secure.graph import threshold
 
 log = logging.getLogger("fedgist")
@@ -45,6 +48,22 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
     return Promise(config.epsilon, config.delta, "sum", least, config.colluders, simulated)
 
 
+def planned(config: RunConfig) -> RunConfig:
+    """The configuration with the noise of training that its budget allows, where that is left open."""
+    options = config.options
+    if config.epsilon is None or not isinstance(options, PrivateOptions) or options.noise_multiplier:
+        return config
+    rate, steps = options.sampling, config.rounds * options.private_steps
+    plan = plan_of(config)
+    noise = plan.noise(rate, steps) if plan else accountant.noise(config.epsilon, config.delta, rate, steps)
+    return dataclasses.replace(config, options=dataclasses.replace(options, noise_multiplier=noise))
+
+
+def plan_of(config: RunConfig) -> Plan | None:
+    """The file that vouches for the noise, where one is given."""
+    return None if config.plan is None else Plan.load(Path(config.plan))
+
+
 def fewest(config: RunConfig) -> int:
     """The fewest clients whose sum is opened: all of them, or as many as a secure sum needs."""
     return threshold(config.clients) if config.secure else config.clients
@@ -63,9 +82,11 @@ def simulated(
     if made is None:
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
+    if trains(releases) and made.noise != "local":
+        raise FedgistError("clients that train have noise of their own, each enough for itself: set dp_noise to local")
     if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
         log.warning(warning)
-    limit = Limit(made.epsilon, made.delta)
+    limit = Limit(made.epsilon, made.delta, plan_of(config))
 
     def site(id: str) -> PrivateSite:
         def draw(exchange: Exchange, tag: str) -> Bits:
@@ -74,13 +95,17 @@ def simulated(
 
         return PrivateSite(inner.site(id), made, releases, Book(), limit, draw)
 
-    return Private(inner, made, releases, {id: site(id) for id in inputs.sites})
+    return Private(inner, made, releases, {id: site(id) for id in inputs.sites}, limit)
 
 
 def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | None:
     """The server's half of the layer of a run across sites, which have books and noise of their own."""
     made = promise(config, simulated=False)
-    return inner if made is None else Private(inner or Plain(), made, declared(method, config.method), {})
+    if made is None:
+        return inner
+    if trains(releases := declared(method, config.method)):
+        raise FedgistError(SEEDED)
+    return Private(inner or Plain(), made, releases, {}, Limit(made.epsilon, made.delta))
 
 
 def keep_books(layer: Layer, folder: RunFolder) -> None:
@@ -100,7 +125,7 @@ def promised(layer: Layer) -> dict[str, Any] | None:
     if not isinstance(layer, Private):
         return None
     made = layer.promise
-    about = {"unit": budget.UNIT, "against": made.against, "simulated": made.simulated}
+    about: dict[str, Any] = {"unit": budget.UNIT, "against": layer.against, "simulated": made.simulated}
     if made.noise == "sum" and layer.sites:
         about["noise over that of one trusted party"] = excess(made, len(layer.sites))
     return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
@@ -108,4 +133,4 @@ def promised(layer: Layer) -> dict[str, Any] | None:
 
 def sentence(layer: Layer) -> str | None:
     """What a model card says; None where nothing is promised."""
-    return layer.promise.sentence() if isinstance(layer, Private) else None
+    return layer.sentence() if isinstance(layer, Private) else None

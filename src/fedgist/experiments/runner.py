@@ -57,11 +57,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def prepare(config: RunConfig) -> RunConfig:
-    """The configuration with `auto` replaced by what this machine has, so that the folder says what really ran."""
+    """The configuration with `auto` replaced by what this machine has, and noise that is left open by what the budget
+    allows, so that the folder says what really ran.
+    """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
     engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
-    return dataclasses.replace(config, device=str(device), engine=engine)
+    return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine))
 
 
 def _fitting_engine(config: RunConfig, device: str) -> str:

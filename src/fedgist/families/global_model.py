@@ -146,7 +146,7 @@ class SentWeights(Method[Options]):
     def sent(self, me: Site, w: Params) -> Local:
         """What a client sends of its weights, of which it keeps what stays."""
         self.keep(me, w)
-        p = client_weight(self.config, me)
+        p = 1.0 if self.task.private else client_weight(self.config, me)  # also without data, which nobody may know
         return Local(tree.scale({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
 
     def client_weights(self, me: Site, sent: Params) -> Params | None:

@@ -13,7 +13,7 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Batches, Data, Model
 from fedgist.core.tree import Tree
-from fedgist.core.work import scan
+from fedgist.core.work import Pool, scan
 from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
 from fedgist.learning.training import Loss, Trainer, cross_entropy
@@ -106,16 +106,23 @@ class Learner(Protocol):
 
 
 async def train(
-    options: LocalOptions, learner: Learner, me: Site, w: Params, *extra: object, plan: Batches | None = None
+    options: LocalOptions,
+    learner: Learner,
+    me: Site,
+    w: Params,
+    *extra: object,
+    plan: Batches | None = None,
+    pool: Pool | None = None,
 ) -> Params:
     """One round of a client's own training from `w`; the optimiser's state stays in the site's state if it is kept.
 
     A `plan` may hold more for each step than the batches of `options.plan`. A client without data returns `w` as it is.
+    The batches point into `pool`; without it, into the client's data.
     """
     plan = plan or options.plan(me.data, me.rng("batches"))
     state = me.state.get("optimiser") if options.keep_momentum else None
     lr = torch.tensor(options.lr_at(me.round), dtype=torch.float64)  # rounded once, where it is used
-    w, state = await scan(learner.step, (w, state or learner.init(w)), plan, me.data.pool, lr, *extra)
+    w, state = await scan(learner.step, (w, state or learner.init(w)), plan, pool or me.data.pool, lr, *extra)
     if options.keep_momentum:
         me.state["optimiser"] = state
     return w

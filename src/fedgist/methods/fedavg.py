@@ -3,12 +3,13 @@
 Deviations from the paper:
 1. The clients' weights w_k travel multiplied by p_k = n_k / n_ref, so that the server needs only sums.
 2. BatchNorm, which the paper does not use: its statistics are averaged with the weights, or stay local, as chosen.
+3. In a private run clients train by DP-SGD (docs/privacy.md).
 """
 
 import fedgist.api as fg
 
 
-class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
+class FedAvg(fg.GlobalModel[fg.PrivateOptions]):
     name = "fedavg"
     summary = "Federated averaging: clients train locally, the server averages their weights (McMahan et al. 2017)."
     citation = "mcmahan2017communication"
@@ -27,5 +28,14 @@ class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
-        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        model, w = self.model_of(me), self.start(me, msg.w)
+        if self.task.private:
+            w = await fg.train_privately(self.config, model, me, w)
+        else:
+            w = await fg.train(self.config, fg.trainer(self.config, model), me, w)
         return self.sent(me, w)
+
+    @property
+    def releases(self) -> dict[type, fg.NoisySteps]:
+        """Where the run is private: what a client's round costs."""
+        return {fg.Local: fg.noisy_steps(self.config, self.task.models.values())}

@@ -16,7 +16,8 @@ from fedgist.core.method import NoOptions
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import accountant
-from fedgist.dp.budget import Book
+from fedgist.dp.accountant import Release
+from fedgist.dp.budget import Book, Limit
 from fedgist.engines import executor
 from fedgist.engines.layer import Plain
 from fedgist.engines.private import Private, Promise
@@ -87,7 +88,7 @@ class Sites:
 
 def engine(sites: Sites) -> RemoteEngine:
     made = method()
-    layer = Private(Plain(), PROMISE, made.releases, {})
+    layer = Private(Plain(), PROMISE, made.releases, {}, Limit(PROMISE.epsilon, PROMISE.delta))
     info: dict[str, dict[str, Any]] = {id: {"model": "none"} for id in "abc"}
     runner = executor("sequential")
     return RemoteEngine(made, sites, info, seed=0, executor=runner, patience=Patience(), layer=layer)  # type: ignore[arg-type]
@@ -139,6 +140,12 @@ PRIVACY = {"epsilon": 4.0, "delta": 1e-5, "noise": "local", "threshold": 1, "col
 def test_a_site_with_a_budget_refuses_what_would_not_keep_it(layer: object, why: str, tmp_path: Path) -> None:
     answered = unseal(host(tmp_path, 1.0).handle(seal(start(layer))))[0]
     assert isinstance(answered, Refusal) and answered.refused and why in answered.why
+
+
+def test_a_site_does_not_train_by_the_seed_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "releases", {Total: fg.NoisySteps(Release(1.0, 0.1))})
+    answered = unseal(host(tmp_path, 1.0).handle(seal(start({"privacy": PRIVACY}))))[0]
+    assert isinstance(answered, Refusal) and answered.refused and "which the server knows" in answered.why
 
 
 class Killed(BaseException):

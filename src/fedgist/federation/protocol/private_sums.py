@@ -9,7 +9,7 @@ from fedgist.core.codec import Codec
 from fedgist.core.method import Method
 from fedgist.dp import randomness
 from fedgist.dp.budget import Book, Limit, Outbox
-from fedgist.dp.releases import declared
+from fedgist.dp.releases import SEEDED, declared, trains
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.private import NOISES, Kept, PrivateSite, Promise
 from fedgist.federation.protocol.envelope import Start
@@ -54,11 +54,12 @@ def site_layer(
         if rules.epsilon is not None:
             raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
         return inner
+    if trains(releases := declared(method, method.name)):
+        raise Refused(SEEDED)
     if promise.noise == "sum" and inner.form.invitation is None:
         raise Refused("noise that suffices only in a sum needs a secure sum, and this run has none")
     limit = Limit(rules.epsilon or math.inf, rules.delta if rules.epsilon else promise.delta)
     kept = Kept(Outbox(run / "outbox"), codec)
-    releases = declared(method, method.name)
     device = codec.place.device
     return PrivateSite(
         inner, promise, releases, Book(folder / BOOK), limit, lambda exchange, tag: randomness.secret(device), kept

@@ -1,0 +1,88 @@
+"""Private local training: engines agree, a client without data tells nothing of it, what would tell more is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedgist import methods, models
+from fedgist.core.errors import FedgistError
+from fedgist.core.task import Task
+from fedgist.data.client_data import ClientData
+from fedgist.dp.accountant import Release
+from fedgist.engines import executor
+from fedgist.engines.local import LocalEngine
+from fedgist.experiments import privacy
+from fedgist.experiments.config import resolve
+from fedgist.experiments.inputs import Inputs, from_dataset
+from fedgist.families.private_training import PrivateOptions, noisy_steps
+
+PRIVATE: dict[str, Any] = {"method": "fedavg", "epsilon": 8.0, "weighting": "uniform", "noise_multiplier": 1.0}
+SMALL = {"dataset": "digits", "limit": 120, "clients": 3, "model": "mlp:hidden=8", "steps": 3, "device": "cpu"}
+
+
+def setting() -> tuple[Any, Inputs]:
+    """Three clients, of which one has no data."""
+    config = resolve({**SMALL, **PRIVATE})
+    inputs = from_dataset(config)
+    first, *_ = inputs.sites
+    held = inputs.sites[first]
+    inputs.sites[first] = ClientData(held.x[:0], held.y[:0], held.classes)
+    return methods.find("fedavg")(config.options, inputs.task), inputs
+
+
+def test_stacked_and_sequential_agree() -> None:
+    """Two rounds of three clients, of which one has no data."""
+    found = {}
+    for name in ("sequential", "stacked"):
+        method, inputs = setting()
+        engine = LocalEngine(method, inputs.sites, seed=3, executor=executor(name), info=inputs.info)
+        for _ in range(2):
+            assert engine.run_round().answered == 3
+        found[name] = engine.state["w"]
+    for tensor, value in found["sequential"].items():
+        torch.testing.assert_close(found["stacked"][tensor], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_without_data_sends_noise_with_the_weight_of_any() -> None:
+    method, inputs = setting()
+    first, *_ = inputs.sites
+    alone = {first: inputs.sites[first]}
+    engine = LocalEngine(method, alone, seed=3, executor=executor("sequential"), info={first: inputs.info[first]})
+    before = {name: value.clone() for name, value in engine.state["w"].items()}
+    engine.run_round()
+    assert all(not torch.equal(value, before[name]) for name, value in engine.state["w"].items())
+
+
+def test_a_server_refuses_it_across_machines() -> None:
+    method, _ = setting()
+    with pytest.raises(FedgistError, match="for simulations on one machine only"):
+        privacy.across(method, resolve({**SMALL, **PRIVATE}), None)
+
+
+def test_what_a_round_costs() -> None:
+    """Steps are public: those given, or epochs over the rate; never a count of records."""
+    options = PrivateOptions(weighting="uniform", noise_multiplier=2.0, sampling=0.05, epochs=3)
+    assert noisy_steps(options, ()).release == Release(2.0, 0.05, 60)
+    assert noisy_steps(replace(options, steps=7), ()).release == Release(2.0, 0.05, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "says"),
+    [
+        ({"weighting": "samples"}, "mlp", "set weighting to uniform"),
+        ({"share": "head"}, "mlp", "score models on data of their own"),
+        ({"clip": 1.0}, "mlp", "set record_clip instead"),
+        ({"batch": "all"}, "mlp", "batch=all tells how many records"),
+        ({"noise_multiplier": 0.0}, "mlp", "training without noise is not private"),
+        ({}, "mlp:norm=batch", "BatchNorm mixes the records"),
+    ],
+)
+def test_what_would_tell_more_is_refused(given: dict[str, Any], model: str, says: str) -> None:
+    config = resolve({**PRIVATE, **given})
+    name, _, norm = model.partition(":")
+    net = models.build(name, (1, 8, 8), 10, **({"norm": "batch"} if norm else {}))
+    method = methods.find("fedavg")(config.options, Task((1, 8, 8), 10, (0.0,), (1.0,), {"m": net}, "m", private=True))
+    with pytest.raises(FedgistError, match=says):
+        method.releases  # type: ignore[attr-defined]  # noqa: B018
