@@ -18,7 +18,7 @@ demo: $(VENV)/.demo ## install what the demo needs and run the methods side by s
 test: lint ## lint, types, import rules and all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-federation: $(VENV)/.dev ## a real federation on this machine, with processes and TLS: about five minutes
+test-federation: $(VENV)/.dev ## a real federation on this machine, killed and resumed, and 20,000 schedules of faults: more than half an hour
 	@$(BIN)/python -m pytest tests/federation -m federation
 
 docs: $(VENV)/.docs ## the documentation as a site, in build/site
