@@ -52,7 +52,7 @@ def everybody(method: str) -> dict[str, Any]:
 
 
 class Wire:
-    """Carries envelopes to hosts here; `spoil` may change, answer or lose a request before a site sees it."""
+    """Carries envelopes to hosts here; `spoil` may change or lose what a site is sent, and `after` what it answers."""
 
     def __init__(self, method: str, folder: Path, rules: Policy = TRIAL):
         self.config, self.inputs = toy(method, **everybody(method))
