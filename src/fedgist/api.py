@@ -11,7 +11,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Samples, Task
 from fedgist.core.tree import Tree
 from fedgist.core.work import Chunks, compute, gradient, scan
-from fedgist.dp.releases import NoisySteps, Sums
+from fedgist.dp.releases import NoisySteps, Sum, Sums
 from fedgist.families.evaluation import EvaluateThis, EvaluateThisOnOwnLabels, over_clients, pooled_over_clients
 from fedgist.families.global_model import (
     Global,

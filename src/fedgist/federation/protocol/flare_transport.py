@@ -88,7 +88,7 @@ class FlareTransport:
         def ask(address: Path, link: Link, part: dict[str, bytes]) -> None:
             try:
                 found.update(link.exchange(part, timeout, min(len(part), enough)))
-            except OSError:
+            except (OSError, ValueError):  # the latter from a file that is closed meanwhile, or a line that is none
                 broken.append(address)
                 found.update(dict.fromkeys(part, Lost("lost its connection")))
 
