@@ -136,7 +136,7 @@ class Book:
         with open(self.path, "r+b" if not new else "x+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if new:
-                _sync_folder(self.path.parent)
+                storage.sync(self.path.parent)
             yield file
 
     def _catch_up(self, file: IO[bytes] | None) -> None:
@@ -172,19 +172,9 @@ class Outbox:
     def put(self, key: str, data: bytes) -> None:
         with storage.replacing(self._path(key)) as draft:
             draft.write_bytes(data)
-        _sync_folder(self.folder)
 
     def _path(self, key: str) -> Path:
         return self.folder / hashlib.sha256(key.encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name is on the disk once its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def risky(delta: float, records: int) -> str | None:
