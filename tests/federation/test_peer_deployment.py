@@ -1,8 +1,8 @@
 """Five sites on a ring, real processes and mutual TLS: one killed and restarted, everything killed, and a relay that is
 watched. Only with `make test-federation`: it takes minutes."""
 
-import csv
 import json
+import signal
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deployed import LONG, Background, fedgist, wait_for
+from deployed import LONG, Background, wait_for
 from fedgist import methods, storage
 from fedgist.core.rng import Rng
 from fedgist.core.tree import leaves
@@ -19,6 +19,7 @@ from fedgist.engines import executor
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs
+from fedgist.federation import sim as simulations
 from fedgist.federation import site_setup
 
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
@@ -42,11 +43,8 @@ class Deployment:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
-        names = ["--server", "localhost", "--sites", ",".join(SITES), "--port", port]
-        assert fedgist("federation", "new", self.fed, *names).returncode == 0
-        for number, site in enumerate(SITES):
-            part = ["--part", f"{number + 1}/5"]
-            assert fedgist("data", "export", "digits", folder / "data" / site, *part).returncode == 0
+        simulations.provide(self.fed, len(SITES), "digits", None, port)
+        for site in SITES:
             path = self.fed / "sites" / site / "policy.toml"
             path.write_text(path.read_text().replace('methods = ["sums"]', 'methods = ["repshare", "dfedavg"]'))
         self.running: list[Background] = []
@@ -66,12 +64,12 @@ class Deployment:
         return server
 
     def start_site(self, site: str) -> Background:
-        data = self.folder / "data" / site / "digits"
+        data = self.fed / "data" / site / "digits"
         return self.begin(site, "site", "start", self.fed / "sites" / site, "--data", data, "--threads", 1)
 
     def run(self, out: str, method: str, rounds: int, *more: str) -> Background:
         where = ["--federation", self.fed, "--out", self.folder / out, "--dataset", "digits", "--rounds", rounds]
-        where += ["--model", "mlp:hidden=16", "--topology", "ring", "--timeout", 30, "--wait", 200, "--quiet"]
+        where += ["--model", "mlp:hidden=16", "--topology", "ring", "--timeout", 60, "--wait", 200, "--quiet"]
         return self.begin(out, "federation", "run", method, *where, *OPTIONS[method], *more)
 
     def finished(self, out: str, method: str, rounds: int, *more: str) -> None:
@@ -108,7 +106,7 @@ class Deployment:
         """The same clients, with the same data, in this process."""
         config = configs.resolve(configs.load(self.folder / out / "config.toml"))
         known = inputs.with_architectures(config, inputs.from_sites(config, SITES))
-        held = {site: site_setup.client_data(self.folder / "data" / site / "digits", known.task) for site in SITES}
+        held = {site: site_setup.client_data(self.fed / "data" / site / "digits", known.task) for site in SITES}
         return LocalEngine(
             methods.find(config.method)(config.options, known.task),
             held,
@@ -129,6 +127,11 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             started.stop()
 
 
+def ledger(path: Path) -> list[list[str]]:
+    """Its rows, without the name of the run."""
+    return [line.split(",")[1:] for line in path.read_text().splitlines()[1:]]
+
+
 @pytest.mark.parametrize("method", ["repshare", "dfedavg"])
 def test_a_ring_of_five_is_the_run_in_one_process(method: str, deployed: Deployment) -> None:
     deployed.finished(method, method, 3)
@@ -139,60 +142,14 @@ def test_a_ring_of_five_is_the_run_in_one_process(method: str, deployed: Deploym
     assert deployed.digest(method) == near.digest()
     run = deployed.checkpoint(method)["run"]
     sites = [deployed.fed / "sites" / site / "fedgist" / "runs" / run / "ledger.csv" for site in SITES]
-    rows = [row[1:] for path in sites for row in list(csv.reader(path.open()))[1:]]
-    whole = [row[1:] for row in list(csv.reader((deployed.folder / method / "ledger.csv").open()))[1:]]
-    assert sorted(rows) == sorted(row for row in whole if row[1] == "round") and rows
+    rows = [row for path in sites for row in ledger(path)]
+    assert rows and sorted(rows) == sorted(
+        row for row in ledger(deployed.folder / method / "ledger.csv") if row[1] == "round"
+    )
     totals = near.ledger.totals()
     last = deployed.rows(method)[-1]
     assert (last["bytes_up"], last["bytes_down"]) == (totals.bytes_up, totals.bytes_down)
     assert 0 < last["accuracy"] <= 1
-
-
-def test_a_site_is_killed_and_comes_back(deployed: Deployment) -> None:
-    """As in one process, where each exchange misses whom it missed here, which the coordinator's ledger tells."""
-    run = deployed.run("absence", "repshare", 80, "--set", "steps=100", "--set", "eval_every=0")
-    wait_for(lambda: deployed.done("absence") >= 3 or run.process.poll() is not None)
-    deployed.sites["site-3"].kill_all()
-    deployed.sites["site-3"] = deployed.start_site("site-3")
-    run.process.wait(2 * LONG)
-    assert run.process.returncode == 0, run.said
-    rows = deployed.rows("absence")
-    away = [row["round"] for row in rows if "site-3" in row.get("missing", {})]
-    assert away and max(away) < 80, rows  # it was missed, and came back
-    with (deployed.folder / "absence" / "ledger.csv").open() as file:
-        answered = {
-            (int(row["round"]), int(row["exchange"]), row["sender"], row["receiver"])
-            for row in csv.DictReader(file)
-            if (row["phase"], row["direction"]) == ("round", "up")
-        }
-    heard = {round for round, _, _, receiver in answered if receiver == "site-3"}
-    near = deployed.in_process("absence")
-
-    def unreachable(node: str, id: str) -> bool:
-        if node != id:
-            return (near.round, near.exchange, id, node) not in answered
-        return id == "site-3" and near.round in away and near.exchange >= (near.round in heard)
-
-    near._unreachable = unreachable  # type: ignore[method-assign]
-    for _ in rows:
-        near.run_round()
-    assert deployed.digest("absence") == near.digest(), (away, heard)
-
-
-def test_everything_is_killed_and_goes_on_to_the_same_end(deployed: Deployment) -> None:
-    deployed.finished("whole", "dfedavg", 6)
-    run = deployed.run("cut", "dfedavg", 6)
-    wait_for(lambda: deployed.done("cut") >= 2 or run.process.poll() is not None)
-    deployed.server.kill_all()
-    run.kill_all()
-    for site in ("site-2", "site-5"):
-        deployed.sites[site].kill_all()
-        deployed.sites[site] = deployed.start_site(site)
-    deployed.server = deployed.start_server()
-    deployed.finished("cut", "dfedavg", 6, "--resume", "--min-sites", "5")
-    assert deployed.digest("cut") == deployed.digest("whole")
-    ledgers = [(deployed.folder / out / "ledger.csv").read_text() for out in ("cut", "whole")]
-    assert ledgers[0] == ledgers[1]
 
 
 def test_the_relay_and_its_logs_show_only_sealed_bytes(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,3 +193,55 @@ def test_the_relay_and_its_logs_show_only_sealed_bytes(deployed: Deployment, mon
     audit = (deployed.fed / "sites" / "site-1" / "fedgist" / "audit.jsonl").read_text().splitlines()
     letters = [json.loads(line) for line in audit if '"Letter"' in line and saved["run"] in line]
     assert {line["neighbour"] for line in letters} == {"site-2", "site-5"}
+
+
+def test_a_site_is_killed_and_comes_back(deployed: Deployment) -> None:
+    """As in one process, where each exchange misses whom it missed here, which the coordinator's ledger tells."""
+    run = deployed.run("absence", "repshare", 1000, "--set", "eval_every=0")
+
+    def away() -> list[int]:
+        return [row["round"] for row in deployed.rows("absence") if "site-3" in row.get("missing", {})]
+
+    wait_for(lambda: deployed.done("absence") >= 3 or run.process.poll() is not None)
+    deployed.sites["site-3"].kill_all()
+    wait_for(lambda: bool(away()) or run.process.poll() is not None)
+    deployed.sites["site-3"] = deployed.start_site("site-3")
+    wait_for(lambda: deployed.done("absence") > max(away()) + 2 or run.process.poll() is not None)  # it came back
+    run.process.send_signal(signal.SIGINT)
+    run.process.wait(LONG)
+    rounds = deployed.checkpoint("absence")["round"]
+    answered = {
+        (int(row[0]), int(row[2]), row[4], row[5])
+        for row in ledger(deployed.folder / "absence" / "ledger.csv")
+        if row[3] == "up"
+    }
+    missed = {round for round in away() if round <= rounds}
+    heard = {round for round, _, _, receiver in answered if receiver == "site-3"}
+    near = deployed.in_process("absence")
+
+    def unreachable(node: str, id: str) -> bool:
+        if node != id:
+            return (near.round, near.exchange, id, node) not in answered
+        return id == "site-3" and near.round in missed and near.exchange >= (near.round in heard)
+
+    near._unreachable = unreachable  # type: ignore[method-assign]
+    for _ in range(rounds):
+        near.run_round()
+    assert missed and rounds > max(missed), run.said
+    assert deployed.digest("absence") == near.digest(), (missed, heard)
+
+
+def test_everything_is_killed_and_goes_on_to_the_same_end(deployed: Deployment) -> None:
+    deployed.finished("whole", "dfedavg", 6)
+    run = deployed.run("cut", "dfedavg", 6)
+    wait_for(lambda: deployed.done("cut") >= 2 or run.process.poll() is not None)
+    deployed.server.kill_all()
+    run.kill_all()
+    for site in ("site-2", "site-5"):
+        deployed.sites[site].kill_all()
+        deployed.sites[site] = deployed.start_site(site)
+    deployed.server = deployed.start_server()
+    deployed.finished("cut", "dfedavg", 6, "--resume", "--min-sites", "5")
+    assert deployed.digest("cut") == deployed.digest("whole")
+    ledgers = [(deployed.folder / out / "ledger.csv").read_text() for out in ("cut", "whole")]
+    assert ledgers[0] == ledgers[1]
