@@ -13,8 +13,11 @@ import shutil
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
@@ -24,6 +27,7 @@ from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
+from fedgist.dp import randomness
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
@@ -170,6 +174,8 @@ class SiteRun:
         msg: Any = self.codec.decode(handler.request, payload)
         before = self.states.get(header.state)
         site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
+        if self.method.task.private:
+            site.secret = partial(self._secret_bits, header.version, asked)
         (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
         if isinstance(reply, SiteFailure):
             raise reply
@@ -186,6 +192,11 @@ class SiteRun:
             self._judged = header
         self.states.forget(header.version, {header.state, *header.keep, self._judged.state if self._judged else ""})
         return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
+
+    def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
+        """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
+        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:
         """What the layer goes by; a server that leaves it out wants the reply itself."""
