@@ -3,7 +3,7 @@
 # ruff: noqa: F401 (what is imported here is what others import from here)
 
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, MixedModels, unknown
 from fedgist.core.federation import Answers, Federation, Site, State
 from fedgist.core.message import Bounds, Done, Exactly, Params, float16, float32, float64, int64, message, uint8, wire
 from fedgist.core.method import Method, handler

@@ -118,7 +118,10 @@ class RunConfig:
         0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0
     )
     topology: str | None = _network(
-        None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
+        None,
+        "Who talks to whom without a server, as in ring; `fedgist list topologies` names them. Without it, a server.",
+        role=Role.NONE,
+        flag="KIND",
     )
     secure: str | None = _network(
         None,

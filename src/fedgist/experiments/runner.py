@@ -58,13 +58,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def prepare(config: RunConfig) -> RunConfig:
-    """The configuration with `auto` replaced by what this machine has, and noise that is left open by what the budget
-    allows, so that the folder says what really ran.
+    """The configuration with `auto` replaced by what this machine has, noise that is left open by what the budget
+    allows, and a file of links by what is in it, so that the folder says what really ran.
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
     engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
-    return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine))
+    topology = config.topology and topologies.settled(config.topology)
+    return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
 
 
 def _fitting_engine(config: RunConfig, device: str) -> str:
@@ -85,7 +86,7 @@ def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Exec
         info=inputs.info,
         offline=config.offline,
         delay=config.delay,
-        topology=None if topology is None else topologies.build(topology, ids, Rng(config.seed)),
+        topology=None if topology is None else topologies.over_time(topology, ids, Rng(config.seed)),
         layer=privacy.simulated(method, inputs, config, security.in_process(config, ids), executor.place.device),
     )
 

@@ -51,6 +51,8 @@ def allow(federation: FederationFolder, settled: Settled, say: processes.Say) ->
         rules = policy.load(path)
         try:
             rules.check_run(method)
+            if config.topology is not None:
+                rules.check_peers(method, ())
             rules.check_options(method.name, config.options)
         except policy.Refused as why:
             say(f"{path} is written anew for this trial, because {why}")

@@ -21,7 +21,7 @@ from fedgist.experiments.standardisation import Standardise
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
+from fedgist.federation.protocol.site_host import Enrol, MakeDesk, MakeLayer, SiteHost, no_desk, no_keys
 from fedgist.options import build
 from fedgist.words import short
 
@@ -46,6 +46,7 @@ def make_host(
     rules: Policy,
     enrol: Enrol = lambda roster: b"",
     layer: MakeLayer = no_keys,
+    desk: MakeDesk = no_desk,
 ) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
@@ -63,7 +64,7 @@ def make_host(
         return kind(config, task), data
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer, desk)
 
 
 def task_of(start: Start, rules: Policy) -> Task:

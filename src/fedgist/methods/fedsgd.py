@@ -86,7 +86,8 @@ class FedSGD(fg.ServerModel[Config]):
         if config.features is not None:
             ground = Ground(task.shape, task.low, task.high, net)
             sizes = Sizes(config.grid, scales=2, orientations=8, dimensions=config.dimensions, bandwidth=1.0)
-            self.features, self.linear = (make(config.features, ground, sizes) for make in (build, linear_model))
+            self.features = build(config.features, ground, sizes)
+            self.linear = linear_model(config.features, ground, sizes)
             self.net = models.build("mlp", (self.features.size,), task.classes, hidden=())
             self.learns = f"linear on {config.features}"
         elif any(model != net for model in task.models.values()):
