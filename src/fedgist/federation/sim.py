@@ -16,7 +16,7 @@ from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import policy
 from fedgist.federation.runs import Settled
 
-TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1)
+TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1, min_samples=1)
 """What sites with parts of a known data set allow, however small their parts are."""
 READY = 60.0
 """Seconds that a server may take to come up."""

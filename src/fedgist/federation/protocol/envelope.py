@@ -27,6 +27,8 @@ LONGEST_HEADER = 1 << 16
 LONGEST_TEXT = 1000
 DIGEST = "sha256"
 """The field that version 2 of the protocol adds to every header; without it, one comes from version 1."""
+AGAIN = "the run was started again since this was asked"
+"""Why a site does not answer a server that died, or one whose start was overtaken by an older one."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
 
@@ -64,7 +66,10 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Start:
-    """All that a site must know of a run. What everybody knows of the task is in `task`, the method's in `options`."""
+    """All that a site must know of a run. What everybody knows of the task is in `task`, the method's in `options`.
+
+    A token may follow, which all requests after this start carry: so that a site can tell those of a server that died.
+    """
 
     run: str
     method: str
@@ -96,6 +101,8 @@ class Request:
     keep: list[str]
     invited: int = since(2, 0, 0)
     """How many bytes of the message are the layer's invitation, which comes first."""
+    token: str = since(2, "", "")
+    """That of the start which it follows."""
 
     @property
     def version(self) -> str:
@@ -177,6 +184,8 @@ class Unfitting:
     field: str
     needed: int
     why: str
+    request: str = since(2, "", "")
+    """The SHA-256 of the envelope that it answers."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +194,8 @@ class Refusal:
 
     refused: bool
     why: str
+    request: str = since(2, "", "")
+    """The SHA-256 of the envelope that it answers."""
 
 
 Header = (
@@ -210,12 +221,17 @@ def seal(header: Header, payload: bytes = b"", protocol: int = PROTOCOL) -> byte
     Fields that the other's version of the protocol does not know are left out.
     """
     later = {one.name for one in dataclasses.fields(header) if one.metadata.get("since", 1) > protocol}
-    known = {name: value for name, value in dataclasses.asdict(header).items() if name not in later}
+    known = {name: value for name, value in vars(header).items() if name not in later}
     fields = {"kind": type(header).__name__, **known}
     if protocol > 1:
         fields[DIGEST] = _digest(fields, payload)
     text = _written(fields)
     return b"".join([len(text).to_bytes(8, "little"), text, payload])
+
+
+def digest(data: bytes) -> str:
+    """By which a refusal names the envelope that it answers."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def _written(fields: dict[str, Any]) -> bytes:
@@ -240,8 +256,8 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
         raise WireError("not an envelope: unreadable header") from error
     if not isinstance(fields, dict):
         raise WireError("not an envelope: it does not say what it is")
-    digest = fields.pop(DIGEST, None)
-    if digest is not None and digest != _digest(fields, memoryview(data)[8 + length :]):
+    claimed = fields.pop(DIGEST, None)
+    if claimed is not None and claimed != _digest(fields, memoryview(data)[8 + length :]):
         raise WireError("not an envelope: cut short or damaged on its way")
     _check_version(fields.get("protocol", PROTOCOL))
     kind = KINDS.get(str(fields.pop("kind", "")))

@@ -58,6 +58,9 @@ class Policy:
     min_test_samples: int = option(
         50, "With fewer test images than this no score leaves; classes as rare as above are not tested.", low=1
     )
+    min_samples: int = option(
+        50, "Sums of columns, by which everybody standardises, are over at least so many samples here.", low=1
+    )
     secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
     min_sum: int = option(
         3, "A secure sum is over at least so many sites, and two sums of a round differ by so many, if they do.", low=2

@@ -8,12 +8,16 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 import dataclasses
 import hashlib
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
@@ -23,6 +27,7 @@ from fedgist.core.message import Params, WireError, tag_of
 from fedgist.core.method import Handler, Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
+from fedgist.dp import randomness
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
@@ -32,6 +37,7 @@ from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    AGAIN,
     PROTOCOL,
     Delivery,
     Header,
@@ -44,6 +50,7 @@ from fedgist.federation.protocol.envelope import (
     Start,
     Step,
     Unfitting,
+    digest,
     seal,
     unseal,
 )
@@ -68,7 +75,10 @@ MakeDesk = Callable[[Network], Desk]
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
+TOKEN = re.compile(rb"[0-9a-f]{0,64}")
 PHASES = ("round", "evaluation")
+STARTS = 1000
+"""Of so many starts of a run a late copy is known."""
 NEWER = 8
 """States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
 
@@ -148,11 +158,24 @@ class SiteRun:
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
         self.answered = Answered(folder / "answered.txt")
+        self._tokens_file = folder / "starts.txt"
+        self._tokens = self._tokens_file.read_text().split("\n") if self._tokens_file.is_file() else [""]
+        """Of the starts of this run, as they came; servers of before have none, which is the empty one."""
         self._judged: Request | None = None
         with suppress(OSError, WireError):  # none yet, or a damaged one
             self._judged = self._last_judged()[0]
 
+    def begin(self, token: str) -> None:
+        """A server begins with this run, or goes on with it; a copy of a start that was followed by another is late."""
+        if token != self._tokens[-1] and (not token or token not in self._tokens):
+            tokens = [*self._tokens, token][-STARTS:]
+            with storage.replacing(self._tokens_file) as draft:
+                draft.write_text("\n".join(tokens))
+            self._tokens = tokens
+
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        if header.token != self._tokens[-1]:  # it does not know what the server that came after it needs
+            raise SiteFailure(AGAIN)
         here = Exchange(header.run, header.phase, header.round, header.exchange)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
@@ -188,6 +211,8 @@ class SiteRun:
         msg: Any = self.codec.decode(handler.request, payload)
         before = self.states.get(header.state)
         site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
+        if self.method.task.private:
+            site.secret = partial(self._secret_bits, header.version, asked)
         (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
         if isinstance(reply, SiteFailure):
             raise reply
@@ -199,6 +224,11 @@ class SiteRun:
     def forget(self, version: str, state: str, keep: Collection[str]) -> None:
         """Of the states before a version, keep these, and the one that was judged last."""
         self.states.forget(version, {state, *keep, self._judged.state if self._judged else ""})
+
+    def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
+        """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
+        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:
         """What the layer goes by; a server that leaves it out wants the reply itself."""
@@ -248,6 +278,8 @@ class SiteHost:
         layer: MakeLayer = no_keys,
         desk: MakeDesk = no_desk,
     ):
+        self.overdue: Callable[[], None] | None = None
+        """What ends a computation that cannot be broken off; without it, it goes on and its answer is not sent."""
         self.desk = desk
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
@@ -276,7 +308,7 @@ class SiteHost:
             try:
                 return self._noted(data)
             except OSError as error:  # what cannot be noted does not leave; that it could not, may
-                return seal(self._refusal(error))
+                return seal(self._refusal(error, data))
 
     def _noted(self, data: bytes) -> bytes:
         about: dict[str, Any] = {"kind": "unreadable"}
@@ -285,16 +317,16 @@ class SiteHost:
             header, body = unseal(data)
         except WireError as error:
             self.audit.write("in", data, **about)
-            answered: Header = self._refusal(error)
+            answered: Header = self._refusal(error, data)
         else:
             about = _about(header)
             self.audit.write("in", data, **about)
             try:
-                with within_seconds(self.policy.max_seconds):
+                with within_seconds(self.policy.max_seconds, self.overdue):
                     answered, payload = self._answer(header, body)
                     spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
-                answered = self._refusal(error)
+                answered = self._refusal(error, data)
         sealed = seal(answered, payload, spoken)
         self.audit.write("out", sealed, **{**about, **_about(answered)})
         return sealed
@@ -304,8 +336,11 @@ class SiteHost:
             self.policy.check_method(header.method)
             return Introduction(self.model), self.enrol(payload)
         if isinstance(header, Start):
+            if not TOKEN.fullmatch(payload):
+                raise WireError("Start: its token is not what it should be")
             if self._run is None or self._run.start != header:
                 self._run = self._begin(header)
+            self._run.begin(payload.decode())
             return Ready(), b""
         if isinstance(header, (Request, Step, Delivery)):
             if self._run is None or self._run.start.run != header.run:
@@ -384,21 +419,22 @@ class SiteHost:
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
-    def _refusal(self, error: Exception) -> Refusal | Unfitting:
+    def _refusal(self, error: Exception, data: bytes) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         refused = isinstance(error, (Refused, NoSum))
         log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
         if isinstance(error, Unfit):
             # What the field holds is the site's own affair; the power of two that it needs is not.
-            return Unfitting(error.field, error.needed, f"{error.field} needs a range of ±2^{error.needed}")
-        if refused or isinstance(error, (WireError, SiteFailure)):
-            return Refusal(refused, plain(str(error)))
-        return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
+            told = f"{error.field} needs a range of ±2^{error.needed}"
+            return Unfitting(error.field, error.needed, told, digest(data))
+        if not refused and not isinstance(error, (WireError, SiteFailure)):
+            return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more", digest(data))
+        return Refusal(refused, plain(str(error)), digest(data))
 
 
 def _about(header: Header) -> dict[str, Any]:
     """What the audit log says about an envelope."""
-    fields = dataclasses.asdict(header)
+    fields = vars(header)
     names = ("run", "method", "round", "phase", "exchange", "type", "version", "changed", "refused", "why")
     return {"kind": type(header).__name__, **{name: fields[name] for name in names if name in fields}}
