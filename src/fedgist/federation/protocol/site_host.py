@@ -173,9 +173,13 @@ class SiteRun:
                 draft.write_text("\n".join(tokens))
             self._tokens = tokens
 
-    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
-        if header.token != self._tokens[-1]:  # it does not know what the server that came after it needs
+    def check(self, token: str) -> None:
+        """Refuses what a server asks that began before the last one: it does not know what that one needs."""
+        if token != self._tokens[-1]:
             raise SiteFailure(AGAIN)
+
+    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        self.check(header.token)
         here = Exchange(header.run, header.phase, header.round, header.exchange)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
@@ -351,6 +355,7 @@ class SiteHost:
                 return self._run.answer(header, payload, self.policy)
             if self._peers is None:
                 raise Refused("the run has a server: sites do not write to each other in it")
+            self._run.check(header.token)
             if isinstance(header, Step):
                 return self._peers.step(header, payload)
             return self._peers.answer(header, payload, self.policy)
