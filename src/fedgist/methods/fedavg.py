@@ -33,7 +33,7 @@ class FedAvg(fg.GlobalModel[fg.PrivateOptions]):
             w = await fg.train_privately(self.config, model, me, w)
         else:
             w = await fg.train(self.config, fg.trainer(self.config, model), me, w)
-        return self.sent(me, w)
+        return await self.sent(me, w)
 
     @property
     def releases(self) -> dict[type, fg.NoisySteps]:
