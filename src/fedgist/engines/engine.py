@@ -9,22 +9,26 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.codec import Codec, Leaves, size, to_bytes
+from fedgist.core.codec import Codec, Size, size, to_bytes
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
 from fedgist.core.message import partly, schema_of, tag_of, tensors_in
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
+from fedgist.core.rows import Leaves, Replies
 from fedgist.core.tree import Tree
 from fedgist.engines.layer import Exchange, Layer, Plain, Trip
 from fedgist.engines.scheduler import Executor
+
+Sent = tuple[str, str, type, Size, Callable[[], Leaves]]
+"""A message under way: sender, receiver, type and size, and the message itself for who wants to see it."""
 
 
 class SiteFailure(Exception):
@@ -92,28 +96,40 @@ class Asker:
 
     def count(self, sender: str, receiver: str, direction: str, cls: type, leaves: Leaves) -> None:
         """Write a message into the ledger, and into the transcript where it is recorded."""
-        if sender == receiver:  # a node that asks itself sends nothing
-            return
-        entry = Entry(self.round, self.phase, self.exchange, direction, sender, receiver, tag_of(cls))
-        self.ledger.write(entry, size(cls, leaves))
-        if self.ledger.records(entry.type):
-            self.ledger.keep(entry, to_bytes(cls, leaves))
+        self.count_all(direction, [(sender, receiver, cls, size(cls, leaves), lambda: leaves)])
+
+    def count_all(self, direction: str, sent: Iterable[Sent]) -> None:
+        """The same for many messages."""
+        where = self.round, self.phase, self.exchange, direction
+        counted: list[tuple[Entry, Size]] = []
+        for sender, receiver, cls, cost, leaves in sent:
+            if sender == receiver:  # a node that asks itself sends nothing
+                continue
+            entry = Entry(*where, sender, receiver, tag_of(cls))
+            counted.append((entry, cost))
+            if self.ledger.records(entry.type):
+                self.ledger.keep(entry, to_bytes(cls, leaves()))
+        self.ledger.write_all(counted)
 
     @property
     def here(self) -> Exchange:
         """The exchange under way."""
         return Exchange(self.run, self.phase, self.round, self.exchange)
 
+    def invitations(self, sender: str, receiver: str, leaves: Leaves) -> list[Sent]:
+        """What goes along with a request, where something does."""
+        form = self.layer.form.invitation
+        return [] if form is None else [(sender, receiver, form, size(form, leaves), lambda: leaves)]
+
     def count_invitation(self, sender: str, receiver: str, leaves: Leaves) -> None:
-        """Write down what goes along with a request, where something does."""
-        if self.layer.form.invitation is not None:
-            self.count(sender, receiver, "down", self.layer.form.invitation, leaves)
+        """Write it down."""
+        self.count_all("down", self.invitations(sender, receiver, leaves))
 
     def answers(
         self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int], trip: Trip
     ) -> Answers[Any] | TooFewAnswers:
         """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
-        replies = dict(sorted(replies.items()))
+        replies = replies if isinstance(replies, Replies) else Replies.apart(replies)
         if len(replies) < ask.at_least:
             return TooFewAnswers(
                 f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
@@ -123,10 +139,10 @@ class Asker:
             total = self.layer.total(self.here, ask.reply, replies, trip)
         except TooFewAnswers as missing:
             return missing
-        visible: dict[str, Any] = {
-            id: partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
-            for id, leaves in replies.items()
-        }
+        visible: dict[str, Any] = dict.fromkeys(replies, partly(ask.reply, {}))
+        if not all(declared.additive for _, declared in schema_of(ask.reply).values()):
+            for id, leaves in replies.items():
+                visible[id] = partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
         codec = self.codecs[self.method.task.model]
         summed: Any = partly(ask.reply, codec.values(ask.reply, total, additive=True) if replies else {})
         return Answers(tuple(replies), summed, visible, late)

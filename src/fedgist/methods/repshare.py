@@ -242,8 +242,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
         index, mask = site.data.epochs(site.rng("order"), 1, 4 * self.config.batch).values()
         plan = {
             "index": index,
-            "weight": released.to(index.device)[index] * mask,
-            "member": member.T.to(index.device)[index] * mask[..., None],
+            "weight": released[index] * mask,
+            "member": member.T[index] * mask[..., None],
         }
         step = Averager(self.model_of(site)).step
         return self._released(counts, *await fg.scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
