@@ -48,6 +48,8 @@ def moduli(x: Tensor, filters: Tensor) -> Tensor:
     """|x ∗ ψ_θ| for every plane and every θ: [n, planes, h, w] to [n, planes·orientations, h, w]."""
     planes = F.pad(x.flatten(0, 1)[:, None], (RADIUS,) * 4, mode="reflect")
     real, imaginary = F.conv2d(planes, filters).chunk(2, dim=1)
+    if torch.compiler.is_exporting():  # ONNX knows no hypot
+        return (real.square() + imaginary.square()).sqrt().reshape(x.shape[0], -1, *x.shape[2:])
     return torch.hypot(real, imaginary).reshape(x.shape[0], -1, *x.shape[2:])
 
 
