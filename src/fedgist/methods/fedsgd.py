@@ -82,11 +82,13 @@ class FedSGD(fg.ServerModel[Config]):
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         net = task.models[task.model]
-        self.net, self.features = net, None
+        self.net = net
+        self.features: FeatureMap | None = None
         if config.features is not None:
             ground = Ground(task.shape, task.low, task.high, net)
             sizes = Sizes(config.grid, scales=2, orientations=8, dimensions=config.dimensions, bandwidth=1.0)
-            self.features, self.linear = (make(config.features, ground, sizes) for make in (build, linear_model))
+            self.features = build(config.features, ground, sizes)
+            self.linear = linear_model(config.features, ground, sizes)
             self.net = models.build("mlp", (self.features.size,), task.classes, hidden=())
             self.learns = f"linear on {config.features}"
         elif any(model != net for model in task.models.values()):
