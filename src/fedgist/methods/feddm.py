@@ -8,7 +8,7 @@ Deviations from the paper, and choices where it is silent (docs/feddm.md tells m
 4. The server projects onto the ball B_ρ(w_r) after every step.
 5. Every image weighs the same at the server; `weighting` = samples is Eq. 10 with n_k,c.
 6. Labels travel with the images, and are not counted, as in the paper.
-7. Algorithm 2, which the paper calls differentially private, is `noise` = paper; as printed it is not, and no ε is given.
+7. Algorithm 2, which the paper calls differentially private, is `noise` = paper; as printed it is not: no ε is told.
 8. The paper profile augments the server's batches, augments what is matched, and lowers the server's rate half-way, as
    that code does: on held-out CIFAR-10 samples 6, 1 and 0.3 points.
 """

@@ -127,8 +127,8 @@ class ClassBatches:
 
 @dataclass(frozen=True)
 class PaperNoise:
-    """Lines 15 and 16 of Algorithm 2 (Xiong et al. 2023), as printed: the gradient of each class is clipped as a whole, and
-    gets noise of deviation σC/|B_c|. This is no differential privacy: single records are not clipped (docs/feddm.md).
+    """Lines 15 and 16 of Algorithm 2 (Xiong et al. 2023), as printed: the gradient of each class is clipped as a whole,
+    and gets noise of deviation σC/|B_c|. This is no differential privacy: single records are not clipped.
     """
 
     sigma: float
