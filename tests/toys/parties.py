@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgist.secure.graph import Group
 from fedgist.secure.opening import Opening, Sent
-from fedgist.secure.party import Forgetful, Identity, Party
+from fedgist.secure.party import Identity, Party
+from fedgist.secure.past import Forgetful
 
 NAMES = tuple("abcdefg")
 ROSTER = bytes(32)

@@ -25,13 +25,13 @@ class Answered:
         if self._known.get(version, (request,))[0] != request:
             raise Refused(f"it has answered {version} already, and was asked something else then")
 
-    def note(self, version: str, request: str, reply: bytes) -> None:
-        """Writes down an answer before it leaves; one that is not what it was before does not."""
+    def note(self, version: str, request: str, reply: bytes) -> str:
+        """Writes down an answer before it leaves, and gives its digest; one that is not what it was before does not."""
         digest = hashlib.sha256(reply).hexdigest()
         if version in self._known:
             if self._known[version][1] != digest:
                 raise Refused(f"it has answered {version} already, and now would answer something else")
-            return
+            return digest
         line = f"{version} {request} {digest}\n".encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("r+b" if self.path.is_file() else "w+b") as file:
@@ -42,3 +42,4 @@ class Answered:
             os.fsync(file.fileno())
         self._known[version] = request, digest
         self._end += len(line)
+        return digest

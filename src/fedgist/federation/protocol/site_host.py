@@ -146,7 +146,7 @@ class SiteRun:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
         policy.check_reply(handler)
-        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        asked = header.fingerprint(digest := hashlib.sha256(payload).hexdigest())
         self.answered.check(header.version, asked)
         msg: Any = self.codec.decode(handler.request, payload)
         before = self.states.get(header.state)
@@ -155,7 +155,8 @@ class SiteRun:
         if isinstance(reply, SiteFailure):
             raise reply
         leaves = self.codec.pack(reply)
-        self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        said = self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        here = dataclasses.replace(here, scopes=(f"{header.type} {header.state} {digest}", said))
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
