@@ -145,16 +145,16 @@ def sim(
         from fedgist.federation import sim as simulations
 
         directory = directory.expanduser()
-        names = simulations.names(directory, sites)
         data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
         chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout)
+        names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
             settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume)
-        federation = simulations.provide(directory, sites, dataset, data_dir, port)
+        federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
-        with simulations.running(federation, dataset, _note):
+        with simulations.running(federation, settled, dataset, _note):
             if settled is not None:
                 run_across(directory, chosen, settled, out, resume, as_json, quiet)
             else:
@@ -289,7 +289,12 @@ def _share(value: float) -> float:
 @site_app.command("start")
 def start_site(
     kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
-    data: Annotated[Path, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")],
+    data: Annotated[
+        Path | None, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")
+    ] = None,
+    helper: Annotated[
+        bool, typer.Option("--helper", help="No data: hold what hides others' secure sums, as --secure helper asks.")
+    ] = False,
     model: Annotated[str, flag("model", "The site's architecture; without it, what the run says.", "NAME")] = "",
     device: Annotated[str, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")] = "cpu",
     engine: Annotated[str, flag("engine", "Who computes: sequential, threaded or stacked.", "NAME")] = "sequential",
@@ -302,7 +307,9 @@ def start_site(
     with speaking(debug):
         from fedgist.federation import site as sites
 
-        settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
+        if (data is None) != helper:
+            raise FedgistError("a site has data, or is a helper: name --data FOLDER or --helper")
+        settings = sites.Settings(str(data.expanduser().resolve()) if data else "", model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
 
 

@@ -24,6 +24,8 @@ class Exchange:
     phase: str
     round: int
     number: int
+    scopes: tuple[str, ...] = ()
+    """Digests of what a site was asked and of what it answers, which other exchanges may have in common with this."""
 
     @property
     def version(self) -> str:

@@ -178,7 +178,7 @@ class Private(Layer):
         return {**self.inner.describe(), "privacy": {**vars(self.promise), "simulated": False}}
 
     def site(self, id: str) -> SiteLayer:
-        return self.sites[id]
+        return self.sites[id] if id in self.sites else self.inner.site(id)
 
     def snapshot(self) -> Tree:
         return {"inner": self.inner.snapshot(), "released": dict(self.released)}

@@ -125,7 +125,7 @@ class RunConfig:
     )
     secure: str | None = _network(
         None,
-        "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
+        "Hide what is summed from the server: masks, helper, or additive where a method shows more (masks:group=5).",
         role=Role.LATER,
         flag="HOW",
     )

@@ -50,6 +50,9 @@ class Settled:
     """As it was asked for, with `auto` where nobody has chosen."""
     inputs: Inputs
     folder: RunFolder
+    sites: Sequence[str]
+    """Those that take part; a helper does not."""
+    helper: str = ""
 
 
 Config = Callable[[dict[str, Any]], RunConfig] | Settled
@@ -68,8 +71,11 @@ def run(
 ) -> runner.Result:
     """One run across sites, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
+    sites = known.sites
     with connected() as transport:
-        found = _introductions(sites, known, transport, patience, membership)
+        found = _introductions([*sites, *[known.helper] * bool(known.helper)], known, transport, patience, membership)
+        if isinstance(lost := found.pop(known.helper, None), Lost):
+            raise FedgistError(f"the helper {known.helper} is not there: {lost.why}")
 
         def attend(absent: Collection[str]) -> Attendance:
             """Who of the absent sites is there now, told and asked like everybody when the run began."""
@@ -124,7 +130,7 @@ def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
     from fedgist.federation.protocol.secure_sums import server_layer
 
     chosen = security.read(config.secure or "masks")
-    layer = server_layer(membership.known(), chosen.grid, chosen.group)
+    layer = server_layer(membership.known(), chosen.grid, chosen.group, chosen.trips, chosen.by)
     if config.topology:
         layer.title = f"letters between sites, sealed; scores in {layer.title}"
     return layer
@@ -135,6 +141,9 @@ def settle(
 ) -> Settled:
     """What is known before anybody is asked, so that what the user got wrong shows first."""
     asked = config({"clients": len(sites), "partition": OWN})
+    if helper := security.helper(asked, sites):
+        sites = [site for site in sites if site != helper]
+        asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
     if here.topology is not None:
@@ -149,7 +158,7 @@ def settle(
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
-    return Settled(asked, sources.from_sites(here, sites), folder)
+    return Settled(asked, sources.from_sites(here, sites), folder, sites, helper)
 
 
 def check(config: RunConfig) -> None:

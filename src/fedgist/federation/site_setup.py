@@ -33,6 +33,7 @@ class Settings:
     """What a site decided when it started; kept where each run's process finds it."""
 
     data: str
+    """Empty: the site has none, and only helps with secure sums."""
     model: str = ""
     device: str = "cpu"
     engine: str = "sequential"

@@ -42,3 +42,7 @@ class Answered:
             os.fsync(file.fileno())
         self._known[version] = request, digest
         self._end += len(line)
+
+    def said(self, version: str) -> str:
+        """The digest of what was answered."""
+        return self._known[version][1]
