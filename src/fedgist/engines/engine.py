@@ -164,6 +164,7 @@ class Engine(ABC):
                 f"at least {ask.at_least} are needed"
             )
         try:
+            replies = self.layer.accept(self.here, ask.reply, replies)
             total = self.layer.total(self.here, ask.reply, replies, trip)
         except TooFewAnswers as missing:
             return missing

@@ -179,6 +179,7 @@ class LocalEngine(Engine):
             received, leaves = packed[key]
             self.count(ask.node, name, "down", type(msg), leaves)
             self.count_invitation(ask.node, name, invitation)
+            self.layer.site(name).hear(self.here, type(msg), leaves)
             site = self._site(name)
             start = partial(self._answer, handler, site, received)
             deliveries.append(Delivery(site, start, self._stored(name), invitation))
