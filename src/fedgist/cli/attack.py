@@ -83,6 +83,7 @@ def table(
     only: Annotated[str | None, flag("only", "Only these rows, as in fedavg;gist, ε = 8.", "ROWS")] = None,
     seeds: Annotated[int, flag("seeds", "How many runs of each, with the seeds 0, 1, …", "N")] = 1,
     limit: Annotated[int | None, flag("limit", "Use at most this many training samples.", "N")] = None,
+    model: Annotated[str | None, flag("model", "One model for all, instead of each profile's.", "NAME")] = None,
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
     device: Annotated[str, flag("device", "Where the methods run.", "NAME")] = "auto",
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
@@ -95,10 +96,12 @@ def table(
     with speaking(debug):
         from fedgist.experiments import leak_table
 
-        given = {"dataset": dataset, "limit": limit, "data_dir": data_dir, "device": device}
+        given = {"dataset": dataset, "limit": limit, "model": model, "data_dir": data_dir, "device": device}
         given = {name: value for name, value in given.items() if value is not None}
         names = [name.strip() for name in only.split(";")] if only else None
-        command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + (f" --limit {limit}" if limit else "")
+        command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + "".join(
+            f" --{name} {value}" for name, value in (("limit", limit), ("model", model)) if value
+        )
         made = leak_table.make(names, given, range(seeds), out, command, effort)
         print(leak_table.markdown(made), end="")
 

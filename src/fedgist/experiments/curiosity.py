@@ -24,7 +24,7 @@ from fedgist.experiments.leakage import picture, same_inputs
 from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import LEVELS, Transcript
 
-MOST = 2000
+OWN, NOBODYS = 2000, 5000
 """Samples of the attacker's, and of nobody's, at most."""
 
 
@@ -84,7 +84,7 @@ def opened(folder: RunFolder, seed: int, effort: int) -> tuple[Transcript, Known
     model = None if w is None or w.keys() != method.model.shapes.keys() else (method.model, w)
     rng, (x, y) = Rng(seed)("attack"), inputs.test
     order = rng("halves").permutation(len(y))
-    own, rest = order[: len(y) // 2][:MOST], order[len(y) // 2 :][:MOST]
+    own, rest = order[: len(y) // 2][:OWN], order[len(y) // 2 :][:NOBODYS]
     sizes = {id: data.n for id, data in inputs.sites.items() if data.n}
     known = Known(method, sizes, (x[own], y[own]), model, rng, effort)
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
