@@ -135,6 +135,8 @@ class Asker:
                 f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
                 f"at least {ask.at_least} are needed"
             )
+        accepted = self.layer.accept(self.here, ask.reply, replies)
+        replies = accepted if isinstance(accepted, Replies) else Replies.apart(accepted)
         try:
             total = self.layer.total(self.here, ask.reply, replies, trip)
         except TooFewAnswers as missing:

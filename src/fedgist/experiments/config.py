@@ -129,6 +129,18 @@ class RunConfig:
         role=Role.LATER,
         flag="HOW",
     )
+    adversary: str | None = _network(
+        None,
+        "Bad clients, how many: sign-flip:3, or scale, noise, free-rider, collude, alie, label-flip, backdoor.",
+        role=Role.SIMULATION | Role.LATER,
+        flag="KIND:N",
+    )
+    defence: str | None = _network(
+        None,
+        "How the server holds replies against each other: clip, trimmed, median, krum; filter for images.",
+        role=Role.SIMULATION | Role.LATER,
+        flag="HOW",
+    )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
     artifacts_every: int | None = _kept(
         None, "Keep images and features for the report every so many rounds; 0 never, without it about 8 times.", low=0

@@ -38,7 +38,7 @@ class Config(fg.LocalOptions):
 class Point:
     """The server's weights: where gradients are taken; the seed is that of the feature map."""
 
-    w: fg.Params = fg.wire(shape="learned")
+    w: fg.Params = fg.wire(shape="learned", holds="weights")
     seed: int = fg.wire(fg.int64)
 
 
@@ -46,7 +46,7 @@ class Point:
 class GradientSum:
     """Σ g · min(1, C/‖g‖) over the records of a batch, one number after the other; seen only as totals."""
 
-    total: Tensor = fg.wire(fg.float64, shape=("numbers",), additive=True)
+    total: Tensor = fg.wire(fg.float64, shape=("numbers",), additive=True, holds="gradient")
 
 
 @dataclass(frozen=True)

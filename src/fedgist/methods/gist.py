@@ -22,6 +22,7 @@ from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learn
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
+SMALL = (fg.float64, fg.float32)
 FROM_SUMS = [2.0 ** (k / 2) for k in range(-40, 21)]
 CANDIDATES = [4.0**k for k in range(-6, 4)]
 """Ridges to choose from, as multiples of the mean eigenvalue of S: many, or few where each W travels."""
@@ -67,8 +68,8 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
-    labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
+    features: Tensor = fg.wire(*SMALL, shape=("features",), additive=True, per="labels", holds="features")
+    labels: Tensor = fg.wire(*SMALL, shape=("classes",), additive=True, low=0, holds="counts")
 
 
 @fg.message
@@ -76,15 +77,15 @@ class Centre:
     """Give the products of what is centred at μ and clipped."""
 
     seed: int
-    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+    mean: Tensor = fg.wire(*SMALL, shape=("features",), holds="centre")
 
 
 @fg.message
 class Second:
     """Second moments, seen only as totals: Σ z zᵀ as its upper triangle, and Σ z (y − 1/c)ᵀ."""
 
-    products: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("triangle",), additive=True)
-    targets: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("features", "classes"), additive=True)
+    products: Tensor = fg.wire(*WIRES.values(), shape=("triangle",), additive=True, holds="products")
+    targets: Tensor = fg.wire(*WIRES.values(), shape=("features", "classes"), additive=True, holds="features")
 
 
 @fg.message
@@ -92,7 +93,7 @@ class Judge:
     """Count how many of your held-out samples each of these classifiers gets right."""
 
     seed: int
-    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+    mean: Tensor = fg.wire(*SMALL, shape=("features",))
     weights: Tensor = fg.wire(fg.float32, shape=("candidates", "features", "classes"))
     intercept: Tensor = fg.wire(fg.float32, shape=("classes",))
 
@@ -178,8 +179,7 @@ class Gist(fg.Method[Config]):
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        sums = {"features": described.sum.features, "labels": described.sum.labels}  # who joins later changes these
-        sums |= {"products": multiplied.sum.products, "targets": multiplied.sum.targets}
+        sums = {**vars(described.sum), **vars(multiplied.sum)}  # who joins later changes these
         fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
         return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
 
@@ -242,8 +242,8 @@ class Gist(fg.Method[Config]):
 
     def public(self, seed: int, w: fg.Params) -> fg.Params:
         """What the feature map computes with: known from a seed, and what was learned."""
-        names = zip(self.learned, self.net.shapes, strict=False)
-        return {**drawn(self.features, seed), **{there: w[here] for there, here in names}}
+        learned = {there: w[here] for there, here in zip(self.learned, self.net.shapes, strict=False)}
+        return {**drawn(self.features, seed), **learned}
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""
