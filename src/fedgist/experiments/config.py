@@ -407,8 +407,9 @@ def proxy_spec(text: str) -> tuple[str | None, int]:
 
 
 def is_own(spec: str) -> bool:
-    """Whether a model is one that a Python caller brought: `own`, or of several `own1`, `own2`, …"""
-    return spec.rstrip("0123456789") == OWN
+    """Whether a model is code of a user's: of a Python caller `own`, or of several `own1`, `own2`, …; of a site
+    `module:features=64`."""
+    return spec.rstrip("0123456789") == OWN or spec.startswith("module:")
 
 
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:

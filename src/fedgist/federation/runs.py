@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist import methods
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
@@ -17,11 +17,12 @@ from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import privacy, runner, security
+from fedgist.experiments import privacy, runner, security, standardisation
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
+from fedgist.federation import gains
 from fedgist.federation.protocol.envelope import Question
 from fedgist.federation.protocol.network import MOST_SITES, Network
 from fedgist.federation.protocol.peer_engine import PeerEngine
@@ -68,8 +69,12 @@ def run(
     patience: Patience,
     progress: Progress,
     membership: "Membership | None" = None,
+    alone: RunFolder | None = None,
 ) -> runner.Result:
-    """One run across sites, from its beginning or from its last checkpoint."""
+    """One run across sites, from its beginning or from its last checkpoint.
+
+    `alone` is a finished run of `independent` across the same sites, with which they compare it at the end.
+    """
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
     sites = known.sites
     with connected() as transport:
@@ -112,9 +117,18 @@ def run(
             return sources.with_architectures(config, known.inputs)
 
         try:
-            return runner.run(final, known.folder.path, resume, load, progress, make)
+            result = runner.run(final, known.folder.path, resume, load, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
+        if alone is not None and not gains.compared(known.folder, alone):
+            inputs = standardisation.recalled(final, load(final), known.folder)
+            here = engines.executor(final.engine, final.device)
+
+            def asking(method: Method) -> Engine:
+                return make(method, inputs, final, here)
+
+            gains.compare(known.folder, alone, inputs.task, result.weights, asking)
+        return result
 
 
 def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:

@@ -10,7 +10,7 @@ from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.schemes import HelperSide
-from fedgist.federation import kits, membership, processes, records, site_models, site_setup
+from fedgist.federation import gains, kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
 from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
@@ -98,8 +98,7 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
         engines.executor(settings.engine, settings.device)
         train, test = site_setup.read_images(Path(settings.data))
         has = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
-        if settings.model:
-            site_setup.check_model(settings.model, train)
+        site_setup.public_model(settings.model, train)
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
@@ -122,6 +121,7 @@ def status(kit: Path) -> list[str]:
     notes = audit.read(kit / "fedgist" / "audit.jsonl")
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
         lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
+    lines += gains.known_gains(kit / "fedgist")[-LAST:]
     for note in [note for note in notes if note.get("refused")][-LAST:]:
         lines.append(f"{note['time']} refused: {note['why']}")
     return lines
