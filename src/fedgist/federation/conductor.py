@@ -1,6 +1,7 @@
 """Keeps every site of a running server in a job that stays, so that a run finds the sites waiting.
 
-A site that comes, comes back, or was lost by its job gets a new one; the others are not disturbed by it.
+A site that comes, comes back, or was lost by its job gets a new one; the others are not disturbed by it. One that was
+revoked loses its connection.
 Used as a program: python -m fedgist.federation.listener conductor FEDERATION ADMIN. Nothing here needs torch.
 """
 
@@ -17,6 +18,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.listener import revoked
 from fedgist.federation.protocol.flare_link import write_job
 from fedgist.federation.protocol.framing import LINKS, read
 
@@ -39,6 +41,7 @@ class Conductor:
         self.numbers = itertools.count(1)
         self.waiting, self.since = set[str](), 0.0
         self.held: set[str] = set()
+        self.shut_out: set[str] = set()
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
 
@@ -53,6 +56,9 @@ class Conductor:
         coming = {site for _, sites, _ in self.begun.values() for site in sites}
         members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
         connected = self.session.get_connected_client_list()
+        for site in {one.name for one in connected} & set(revoked(self.federation / "server").values()) - self.shut_out:
+            self.session.disable_client(site)
+            self.shut_out.add(site)
         old = time.time() - FRESH
         fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
         missing = (fresh & members) - held - coming

@@ -14,7 +14,7 @@ from cryptography import x509
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import authority, kits
 from fedgist.federation.kits import FederationFolder
-from fedgist.federation.listener import REVOKED
+from fedgist.federation.listener import REVOKED, revoked
 from fedgist.federation.protocol.roster import Roster
 
 EARLY = timedelta(days=30)
@@ -25,7 +25,7 @@ def add_sites(federation: FederationFolder, names: Sequence[str]) -> tuple[Feder
     """A kit for each new site; the certificates of the others stay."""
     _need_authority(federation)
     kits.check_sites(federation.server, names)
-    if known := sorted(set(names) & {*federation.sites, *_revoked(federation)}):
+    if known := sorted(set(names) & {*federation.sites, *revoked(federation.server_kit).values()}):
         raise FedgistError(f"there is, or was, a site {known[0]} in this federation: a new one needs a name of its own")
     grown = replace(federation, sites=tuple(sorted((*federation.sites, *names))))
     with kits.provisioned(grown) as produced:
@@ -76,11 +76,6 @@ def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, R
         (federation.path / "revoked").mkdir(exist_ok=True)
         federation.kit(name).rename(federation.path / "revoked" / name)
     return fewer, authority.update(fewer)[0]
-
-
-def _revoked(federation: FederationFolder) -> set[str]:
-    path = federation.server_kit / REVOKED
-    return {line.split()[1] for line in path.read_text("ascii").splitlines()} if path.is_file() else set()
 
 
 def _need_authority(federation: FederationFolder) -> None:

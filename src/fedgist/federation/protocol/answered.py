@@ -25,13 +25,17 @@ class Answered:
         if self._known.get(version, (request,))[0] != request:
             raise Refused(f"it has answered {version} already, and was asked something else then")
 
-    def note(self, version: str, request: str, reply: bytes) -> str:
-        """Writes down an answer before it leaves, and gives its digest; one that is not what it was before does not."""
+    def digest(self, version: str) -> str:
+        """Of the reply of an exchange that was answered."""
+        return self._known[version][1]
+
+    def note(self, version: str, request: str, reply: bytes) -> None:
+        """Writes down an answer before it leaves; one that is not what it was before does not."""
         digest = hashlib.sha256(reply).hexdigest()
         if version in self._known:
             if self._known[version][1] != digest:
                 raise Refused(f"it has answered {version} already, and now would answer something else")
-            return digest
+            return
         line = f"{version} {request} {digest}\n".encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("r+b" if self.path.is_file() else "w+b") as file:
@@ -42,4 +46,3 @@ class Answered:
             os.fsync(file.fileno())
         self._known[version] = request, digest
         self._end += len(line)
-        return digest
