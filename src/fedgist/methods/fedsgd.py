@@ -82,7 +82,8 @@ class FedSGD(fg.ServerModel[Config]):
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         net = task.models[task.model]
-        self.net, self.features = net, None
+        self.net = net
+        self.features: FeatureMap | None = None
         if config.features is not None:
             ground = Ground(task.shape, task.low, task.high, net)
             sizes = Sizes(config.grid, scales=2, orientations=8, dimensions=config.dimensions, bandwidth=1.0)

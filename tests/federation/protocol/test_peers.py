@@ -14,7 +14,7 @@ from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.tree import leaves
-from fedgist.federation.protocol.envelope import Delivery, Request, Start, Step, seal, unseal
+from fedgist.federation.protocol.envelope import AGAIN, Delivery, Request, Start, Step, seal, unseal
 from fedgist.federation.protocol.letters import About, bundle, unbundle
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Attendance, Patience
@@ -126,6 +126,19 @@ def test_a_coordinator_that_dies_at_any_point_leaves_no_trace(call: int, tmp_pat
     for _ in range(3):
         engine.run_round()
     assert digest(second, tmp_path / "killed") == digest(engine, tmp_path / "whole")
+
+
+def test_a_coordinator_that_was_replaced_conducts_nobody(tmp_path: Path) -> None:
+    relay = Relay("repshare", tmp_path)
+    first, second = relay.engine(), relay.engine()
+    first.run_round()
+    second.restore(first.snapshot())
+    second.run_round()
+    before = digest(second, tmp_path)
+    late = first.run_round()
+    assert late.skipped is not None and all(AGAIN in why for why in late.missing.values()) and len(late.missing) == 5
+    assert digest(second, tmp_path) == before
+    assert second.run_round().missing == {}
 
 
 def everybody(absent: Any) -> Attendance:
@@ -264,9 +277,8 @@ def test_the_coordinator_gets_scores_in_a_sum_and_nothing_else(tmp_path: Path) -
     host = relay.hosts["1"]
 
     def asked(phase: str, tag: str) -> str:
-        return str(
-            getattr(unseal(host.handle(seal(Request(engine.run, 1, phase, 5, tag, "", []))))[0], "why", "answered")
-        )
+        request = Request(engine.run, 1, phase, 5, tag, "", [], 0, engine._tokens["1"])
+        return str(getattr(unseal(host.handle(seal(request)))[0], "why", "answered"))
 
     for phase in ("round", "evaluation"):
         for tag in ("dfedavg.Give", "dfedavg.Train", "global_model.Global"):

@@ -141,6 +141,8 @@ class Step:
     keep: list[str]
     here: list[str]
     """The sites that can be written to now."""
+    token: str
+    """That of the start which it follows."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class Delivery:
     exchange: int
     state: str
     keep: list[str]
+    token: str
 
 
 @dataclass(frozen=True)

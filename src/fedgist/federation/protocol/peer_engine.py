@@ -109,7 +109,7 @@ class PeerEngine(RemoteEngine):
         steps = {}
         for id in going:
             state, keep, node = self._state(id), self._keep(id), self.nodes.get(id, "")
-            header = Step(self.run, self.round, self.exchange, state, node, keep, here)
+            header = Step(self.run, self.round, self.exchange, state, node, keep, here, self._tokens[id])
             steps[id] = seal(header, bundle({"absent": absent.get(id, {})}, mail.get(id, {})))
         found: dict[str, tuple[Stepped, str, dict[str, bytes]]] = {}
         rows: list[Row] = []
@@ -145,12 +145,11 @@ class PeerEngine(RemoteEngine):
                     there.setdefault(receiver, {})[sender] = letter
                 else:
                     absent.setdefault(sender, {})[receiver] = self.missing.get(receiver, "is not there")
-        deliveries = {
-            id: seal(
-                Delivery(self.run, self.round, self.exchange, self._state(id), self._keep(id)), bundle({}, letters)
-            )
-            for id, letters in there.items()
-        }
+        deliveries = {}
+        for id, letters in there.items():
+            state, keep = self._state(id), self._keep(id)
+            header = Delivery(self.run, self.round, self.exchange, state, keep, self._tokens[id])
+            deliveries[id] = seal(header, bundle({}, letters))
         back, changed = Mail(), set[str]()
         failed = f"did not take its letters of exchange {self.exchange}"
         for id, (header, payload) in self._call(deliveries, Delivered, failed).items():

@@ -341,6 +341,9 @@ class RemoteEngine(Engine):
                 found[id] = _open(data, kind, envelopes[id])
             except (SiteFailure, WireError) as error:
                 self._miss(id, f"{failed}: {error}")
+                if str(error) == AGAIN:
+                    self.gone[id] = AGAIN
+                    self.lost.add(id)
         return found
 
     def _miss(self, id: str, why: str) -> None:

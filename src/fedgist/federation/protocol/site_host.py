@@ -6,13 +6,15 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import logging
 import re
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,9 +175,13 @@ class SiteRun:
                 draft.write_text("\n".join(tokens))
             self._tokens = tokens
 
-    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
-        if header.token != self._tokens[-1]:  # it does not know what the server that came after it needs
+    def check(self, token: str) -> None:
+        """Refuses what a server asks that began before the last one: it does not know what that one needs."""
+        if token != self._tokens[-1]:
             raise SiteFailure(AGAIN)
+
+    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        self.check(header.token)
         here = Exchange(header.run, header.phase, header.round, header.exchange)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
@@ -286,7 +292,7 @@ class SiteHost:
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
-        self._lock = threading.Lock()
+        self._lock, self._me = threading.Lock(), secrets.token_hex(8).encode()
         self._run: SiteRun | None = None
         self._peers: PeerRun | None = None
         """The same run, where it has no server."""
@@ -308,9 +314,23 @@ class SiteHost:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
         with self._lock:
             try:
-                return self._noted(data)
+                with self._alone():
+                    return self._noted(data)
             except OSError as error:  # what cannot be noted does not leave; that it could not, may
                 return seal(self._refusal(error, data))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait while another process answers for this site, as one whose job has lost it; then what it did is read."""
+        with (self.folder / "answering").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if file.read() != self._me:
+                self._run = self._peers = None
+                file.truncate(0)
+                file.write(self._me)
+                file.flush()
+            yield
 
     def _noted(self, data: bytes) -> bytes:
         about: dict[str, Any] = {"kind": "unreadable"}
@@ -326,9 +346,9 @@ class SiteHost:
             try:
                 with within_seconds(self.policy.max_seconds, self.overdue):
                     answered, payload = self._answer(header, body)
-                    spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
                 answered = self._refusal(error, data)
+            spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
         sealed = seal(answered, payload, spoken)
         self.audit.write("out", sealed, **{**about, **_about(answered)})
         return sealed
@@ -353,6 +373,7 @@ class SiteHost:
                 return self._run.answer(header, payload, self.policy)
             if self._peers is None:
                 raise Refused("the run has a server: sites do not write to each other in it")
+            self._run.check(header.token)
             if isinstance(header, Step):
                 return self._peers.step(header, payload)
             return self._peers.answer(header, payload, self.policy)
