@@ -53,10 +53,9 @@ def _host(site: str, kit: Path) -> SiteHost:
     def desk(network: Network) -> Desk:
         return open_desk(site, network, roster.load(kit), keys.load_or_make(kit))
 
-    def enrol(told: bytes) -> bytes:
-        return _enrol(kit, told)
-
-    return site_setup.make_host(site, kit / "fedgist", _settings(kit), rules, enrol, layer, desk)
+    return site_setup.make_host(
+        site, kit / "fedgist", _settings(kit), rules, lambda told: _enrol(kit, told), layer, desk
+    )
 
 
 def _helper(site: str, kit: Path) -> HelperHost:

@@ -1,5 +1,6 @@
 """What a helper runs: it gives the sums of masks that sites have sealed for it. It has no data and is in no sum."""
 
+import fcntl
 import hashlib
 import logging
 import threading
@@ -12,9 +13,20 @@ from fedgist.engines.layer import Exchange
 from fedgist.engines.schemes import HelperSide
 from fedgist.engines.secure_sum import MaskSum, Seeds
 from fedgist.federation.protocol.audit import Audit
-from fedgist.federation.protocol.envelope import Header, Introduction, Question, Refusal, Reply, Request, seal, unseal
+from fedgist.federation.protocol.envelope import (
+    Header,
+    Introduction,
+    Question,
+    Refusal,
+    Reply,
+    Request,
+    digest,
+    seal,
+    unseal,
+)
 from fedgist.federation.protocol.policy import Refused
 from fedgist.federation.protocol.roster import Roster
+from fedgist.federation.protocol.secure_sums import HELPED
 from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
 
@@ -35,7 +47,10 @@ class HelperHost:
         self.id, self.enrol, self.roster, self.side = id, enrol, roster, side
         self.audit = Audit(folder / "audit.jsonl")
         self._lock = threading.Lock()
-        self._made: tuple[Roster, HelperSide] | None = None
+        self.folder = folder
+        self._made: tuple[Roster, int, HelperSide] | None = None
+        self.overdue: Callable[[], None] = lambda: None
+        """What a host does that answers too long; sums of masks take no such time."""
 
     def close(self) -> None:
         """A run is over; what was opened in it stays remembered."""
@@ -50,12 +65,12 @@ class HelperHost:
                 self.audit.write("in", data, **about)
                 answered, payload = self._answer(header, body)
             except Exception as error:
-                answered = self._refusal(error)
+                answered = self._refusal(error, data)
             sealed = seal(answered, payload)
             try:
                 self.audit.write("out", sealed, **about, why=getattr(answered, "why", ""))
             except OSError as error:  # what cannot be noted does not leave; that it could not, may
-                return seal(self._refusal(error))
+                return seal(self._refusal(error, data))
             return sealed
 
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
@@ -63,20 +78,31 @@ class HelperHost:
             return Introduction(""), self.enrol(payload)
         if not isinstance(header, Request) or header.type != tag_of(Seeds):
             raise Refused("it is a helper: it has no data, and answers nothing but sums of masks")
-        roster = self.roster()
-        if self._made is None or self._made[0] != roster:
-            self._made = roster, self.side(roster)
-        side, codec = self._made[1], Codec(self._made[1].form.bounds)
-        here = Exchange(header.run, header.phase, header.round, header.exchange)
-        found = to_bytes(MaskSum, side.answer(here, Seeds, codec.read(Seeds, payload)))
+        with (self.folder / "answering").open("a") as lock:  # another process may answer for this helper, too
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            side = self._present_side()
+            here = Exchange(header.run, header.phase, header.round, header.exchange)
+            found = to_bytes(MaskSum, side.answer(here, Seeds, Codec(side.form.bounds).read(Seeds, payload)))
+            self._made = self._made and (self._made[0], self._remembered(), side)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         return Reply(header.run, header.version, tag_of(MaskSum), False, fingerprint), found
 
-    def _refusal(self, error: Exception) -> Refusal:
+    def _present_side(self) -> HelperSide:
+        """Made anew where the roster is another, or another process has opened a sum."""
+        roster, size = self.roster(), self._remembered()
+        if self._made is None or self._made[:2] != (roster, size):
+            self._made = roster, size, self.side(roster)
+        return self._made[2]
+
+    def _remembered(self) -> int:
+        memory = self.folder / HELPED
+        return memory.stat().st_size if memory.is_file() else 0
+
+    def _refusal(self, error: Exception, data: bytes) -> Refusal:
         refused = isinstance(error, (Refused, NoSum))
         log.error(
             f"helper {self.id}: {'refused' if refused else 'failed'}: {plain(str(error) or type(error).__name__)}"
         )
         if refused or isinstance(error, WireError):
-            return Refusal(refused, plain(str(error)))
-        return Refusal(False, f"it failed ({type(error).__name__}); the log of the helper says more")
+            return Refusal(refused, plain(str(error)), digest(data))
+        return Refusal(False, f"it failed ({type(error).__name__}); the log of the helper says more", digest(data))

@@ -26,6 +26,8 @@ from fedgist.secure.ring import Grid
 
 KIND = 2
 """Of the protocol of secure sums: ends of two kinds do not understand each other."""
+HELPED = "helped.jsonl"
+"""What a helper has opened."""
 UNKNOWN = "the run wants secure sums of a kind that this site does not know"
 
 
@@ -66,7 +68,7 @@ def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Ros
 
 def helper_side(name: str, folder: Path, rules: Policy, roster: Roster, keys: SiteKeys) -> HelperSide:
     """A helper's half, the same for all runs."""
-    helper = Helper(identity_of(name, roster, keys), OnDisk(folder / "helped.jsonl"), rules.min_sum)
+    helper = Helper(identity_of(name, roster, keys), OnDisk(folder / HELPED), rules.min_sum)
     return HelperSide(_enrolled(roster), helper, 16 * rules.max_model)
 
 

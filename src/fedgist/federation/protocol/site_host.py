@@ -194,8 +194,8 @@ class SiteRun:
         handler = self.handlers[header.type]
         policy.check_reply(handler)
         leaves, state = self.reply(handler, header, payload, header.version)
-        asked = f"{header.type} {header.state} {hashlib.sha256(payload).hexdigest()}"
-        here = dataclasses.replace(here, scopes=(asked, self.answered.said(header.version)))
+        question = f"{header.type} {header.state} {hashlib.sha256(payload).hexdigest()}"
+        here = dataclasses.replace(here, scopes=(question, self.answered.digest(header.version)))
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
