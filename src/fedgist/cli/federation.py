@@ -66,13 +66,19 @@ def new(
 
 
 @federation_app.command()
-def start(directory: Folder, debug: Debug = False) -> None:
+def start(
+    directory: Folder,
+    metrics_port: Annotated[
+        int | None, flag("metrics-port", "Show metrics of runs at http://127.0.0.1:N/metrics, too.", "N")
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Run the server; it stays until Ctrl-C."""
     with speaking(debug):
         from fedgist.federation import kits
         from fedgist.federation import server as servers
 
-        raise typer.Exit(servers.start(kits.load(directory), _say))
+        raise typer.Exit(servers.start(kits.load(directory), _say, metrics_port))
 
 
 @federation_app.command(cls=WithSet)

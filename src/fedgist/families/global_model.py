@@ -26,7 +26,7 @@ from fedgist.families.evaluation import (
     score_bounds,
 )
 from fedgist.families.local_training import LocalOptions
-from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
+from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
 from fedgist.families.private_training import PrivatelyTrained
 from fedgist.learning.evaluation import scores
 from fedgist.options import option
@@ -144,11 +144,11 @@ class SentWeights(PrivatelyTrained[Options]):
         me.state["home"] = {name: w[name] for name in me.state["home"]}
 
     @final
-    def sent(self, me: Site, w: Params) -> Local:
+    async def sent(self, me: Site, w: Params) -> Local:
         """What a client sends of its weights, of which it keeps what stays."""
         self.keep(me, w)
         p = client_weight(self.config, me)
-        return Local(tree.scale({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
+        return Local(await weighted({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
 
     def client_weights(self, me: Site, sent: Params) -> Params | None:
         """None where all of it travels, so that the server's model is also the client's."""

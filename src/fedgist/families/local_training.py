@@ -1,6 +1,8 @@
 """Local training: the options that the papers vary, and a client's round of it."""
 
+import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,10 +137,18 @@ def learner(options: LocalOptions, model: Model, penalty: Penalty | None = None)
     return PrivateTrainer(model, chosen, options.record_clip, options.noise_multiplier, options.batch, penalty)
 
 
-class Learner(Protocol):
+@functools.lru_cache(maxsize=16)
+def constant(value: float) -> Tensor:
+    """A number as a computation takes it, rounded once, where it is used; one tensor for all clients need not be
+    stacked."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class Learner(Hashable, Protocol):
     """What `train` needs of a trainer."""
 
-    def init(self, w: Params) -> Tree: ...
+    def init(self, w: Params) -> Tree:
+        """The optimiser's state at the start, which depends on the form of `w` alone."""
 
     def step(
         self, carry: tuple[Params, Tree], batch: Tree, pool: Tree, lr: Tensor, /, *extra: Any
@@ -169,6 +179,12 @@ def pool_of(data: Data) -> Pool:
     return data.pool if data.n else Pool(x=data.x.new_zeros(1, *data.x.shape[1:]), y=data.y.new_zeros(1))
 
 
+@functools.lru_cache(maxsize=4)
+def _fresh(learner: Learner, form: tuple[tuple[str, torch.Size, torch.dtype, torch.device], ...]) -> Tree:
+    """An optimiser's state at the start, the same object for all clients."""
+    return learner.init({name: torch.zeros(shape, dtype=dtype, device=on) for name, shape, dtype, on in form})
+
+
 async def train(
     options: LocalOptions,
     learner: Learner,
@@ -188,8 +204,9 @@ async def train(
     if isinstance(learner, PrivateTrainer):
         pool = pool_of(me.data)
     state = me.state.get("optimiser") if options.keep_momentum else None
-    lr = torch.tensor(options.lr_at(me.round), dtype=torch.float64)  # rounded once, where it is used
-    w, state = await scan(learner.step, (w, state or learner.init(w)), plan, pool or me.data.pool, lr, *extra)
+    lr = constant(options.lr_at(me.round))
+    state = state or _fresh(learner, tuple((name, t.shape, t.dtype, t.device) for name, t in w.items()))
+    w, state = await scan(learner.step, (w, state), plan, pool or me.data.pool, lr, *extra)
     if options.keep_momentum:
         me.state["optimiser"] = state
     return w

@@ -1,10 +1,16 @@
 """Who takes part in a round, and how much each weighs: the options and the one formula."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import torch
+
+from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
+from fedgist.core.work import compute
 from fedgist.options import option
+
+T = TypeVar("T")
 
 
 def active_option() -> Any:
@@ -44,3 +50,8 @@ def client_weight(options: Weighing, me: Site) -> float:
     if options.weighting == "samples" or me.data.n == 0:
         return me.data.n / options.n_ref
     return 1.0 if options.weighting == "uniform" else 1 / me.data.n
+
+
+async def weighted(what: T, p: float) -> T:
+    """p times every tensor of a tree, for all clients of a stack at once."""
+    return await compute(tree.scale, what, torch.tensor(p, dtype=torch.float64))

@@ -138,7 +138,6 @@ class CoDream(fg.Taught[Config]):
         # A client answers nothing that its configuration does not need: together, only sums ever leave it.
         needless = {DreamAlone: config.collaborate, ShowModel: not config.offload}
         self.handlers = {request: h for request, h in self.handlers.items() if not needless.get(request)}
-        warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")
 
     def bounds(self, model: str) -> fg.Bounds:
         sizes = {"count": self.config.dreams, "size": fg.Exactly(math.prod(self.space.shape))}
@@ -157,6 +156,7 @@ class CoDream(fg.Taught[Config]):
         return taught + (shown if config.offload else exchange) + payload(self, Label(v), SoftLabels(outputs, 1.0))
 
     def server_init(self, rng: fg.Rng) -> fg.State:
+        warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")  # once a run
         state = {**self.student_init(rng), "dreams": torch.zeros(0, *self.inputs)}
         return {**state, "v": self.space.start(rng("generator"))} if self.config.generator else state
 

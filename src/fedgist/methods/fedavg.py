@@ -30,4 +30,4 @@ class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         learner = fg.learner(self.config, self.model_of(me))
-        return self.sent(me, await fg.train(self.config, learner, me, self.start(me, msg.w)))
+        return await self.sent(me, await fg.train(self.config, learner, me, self.start(me, msg.w)))

@@ -44,4 +44,4 @@ class FedProx(fg.GlobalModel[Config]):
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         learner = fg.learner(self.config, self.model_of(me), proximity)
         w = await fg.train(self.config, learner, me, self.start(me, msg.w), msg.w, self.config.mu)
-        return self.sent(me, w)
+        return await self.sent(me, w)

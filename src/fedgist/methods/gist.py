@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model, usual
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
@@ -31,13 +31,13 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 class Config:
     features: str | None = fg.option(
         None,
-        "The feature map: scattering, fourier (of scattering; of what is no image, of the values), model (a net that "
-        "never learns), learned (in a finish), or a+b; none: scattering of images, fourier of all else.",
+        "The feature map: scattering, fourier (of scattering; of what is no image, of values), convolutions (random), "
+        "model (as it begins), learned (in a finish), or a+b; none: scattering of images and signals, else fourier.",
     )
-    grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
-    scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
-    orientations: int = fg.option(8, "Scattering: directions of wavelets.", low=1, high=64)
-    dimensions: int = fg.option(2048, "Fourier: how many features, half of them cosines and half sines.", low=2)
+    grid: int = fg.option(4, "Scattering, convolutions: cells along a side, over which they are averaged.", low=1)
+    scales: int = fg.option(2, "Scattering of images: scales, each on images of half the size.", low=1, high=6)
+    orientations: int = fg.option(8, "Scattering of images: directions of wavelets.", low=1, high=64)
+    dimensions: int = fg.option(2048, "Fourier and convolutions: how many features.", low=2)
     bandwidth: float = fg.option(1.0, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
     ridge: str = fg.option("sums", "λ: a number, sums (cross-validated on S and V) or validation (hits at clients).")
     held_out: int = fg.option(
@@ -122,7 +122,7 @@ class Gist(fg.Method[Config]):
         sizes = Sizes(config.grid, config.scales, config.orientations, config.dimensions, config.bandwidth)
         ground = Ground(task.shape, task.low, task.high, self.net)
         self.folded = config.clip == 0
-        names = config.features or ("scattering" if len(task.shape) == 3 else "fourier")
+        names = config.features or usual(task.shape)
         if self.folded and names != "learned":
             raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
         if config.mirrored:

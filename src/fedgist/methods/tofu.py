@@ -237,7 +237,7 @@ class TOFU(fg.PrivatelyTrained[Config], fg.ServerModel[Config]):
         """A round of FedAvg (switch₂)."""
         w = await fg.train(self.config, fg.learner(self.config, self.model), me, msg.w)
         p = fg.client_weight(self.config, me)
-        return fg.Local(fg.tree.scale(w, p), p)
+        return fg.Local(await fg.weighted(w, p), p)
 
 
 def passed(switch: int | None, round: int) -> bool:
