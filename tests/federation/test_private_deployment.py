@@ -1,6 +1,7 @@
 """A private run across machines: real processes, mutual TLS, DP-SGD at the sites, whose budgets end it."""
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def test_budgets_of_sites_end_a_run_at_the_right_round(tmp_path: Path) -> None:
     federation = sim.provide(tmp_path / "fed", 3, "digits", None, port)
     for site in federation.sites:
         path = federation.kit(site) / "policy.toml"
-        path.write_text(f"epsilon = {BUDGET}\n{path.read_text()}")
+        fresh = path.read_text()
+        path.write_text(re.sub(r"(?m)^epsilon = .*$", f"epsilon = {BUDGET}", fresh))
+        assert path.read_text() != fresh
     spent = [accountant.epsilon([Release(STEP.noise, STEP.rate, 10 * rounds)], 1e-5) for rounds in range(1, 30)]
     bearable = sum(epsilon <= BUDGET for epsilon in spent)
     assert 2 <= bearable < 29

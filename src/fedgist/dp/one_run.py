@@ -1,8 +1,8 @@
 """An audit in one run: canaries that coins put in or leave out, and guesses which. Steinke, Nasr and Jagielski 2023.
 
 Theorem 5.2: a mechanism that is (ε, δ)-differentially private for a record added or removed sees m records, each of
-which is there by a fair coin. Whoever sees what comes out and guesses r of the coins gets v or more of them right with a
-probability of at most
+which is there by a fair coin. Whoever sees what comes out and guesses r of the coins gets v or more of them right with
+a probability of at most
 
     f(v) + 2 m δ max over i from 1 to m of (f(v − i) − f(v)) / i,        f(v) = P[Binomial(r, e^ε/(1 + e^ε)) ≥ v].
 
