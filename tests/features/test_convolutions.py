@@ -8,13 +8,13 @@ from fedgist.core.rng import Rng
 from fedgist.features import Convolutions
 from fedgist.features.convolutions import SIDE
 
-X = Rng(0).uniform(3, 2, 9, 9).double()
-MAP = Convolutions((2, 9, 9), filters=3, grid=2)
+X = Rng(0).uniform(3, 2, 7, 7).double()
+MAP = Convolutions((2, 7, 7), filters=3, grid=2)
 W = {name: tensor.double() for name, tensor in MAP.weights(Rng(1)).items()}
 
 
 def test_features_are_those_of_a_loop_over_pixels() -> None:
-    """9 − 6 + 1 = 4 places along a side, two in a cell."""
+    """7 − 4 + 1 = 4 places along a side, two in a cell."""
     wanted = torch.zeros(3, 2, 3, 2, 2).double()
     for n, f, r, c in torch.cartesian_prod(*map(torch.arange, (3, 3, 4, 4))).tolist():
         value = (X[n, :, r : r + SIDE, c : c + SIDE] * W["filters"][f]).sum()
@@ -30,7 +30,7 @@ def test_brightness_and_tint_do_not_count() -> None:
 
 
 def test_too_small() -> None:
-    with pytest.raises(FedgistError, match="grid=4 need dimensions=32 and images of 9×9"):
-        Convolutions((1, 8, 8), filters=2, grid=4)
+    with pytest.raises(FedgistError, match="grid=4 need dimensions=32 and images of 7×7"):
+        Convolutions((1, 6, 6), filters=2, grid=4)
     with pytest.raises(FedgistError, match="convolutions is for images"):
         Convolutions((8,), filters=2, grid=4)

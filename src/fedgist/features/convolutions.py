@@ -16,8 +16,8 @@ from fedgist.core.rng import Rng
 from fedgist.features.feature_map import unit
 from fedgist.options import only_images
 
-SIDE = 6
-"""Of a filter."""
+SIDE = 4
+"""Of a filter: 4 was better than 6 on held-out images of CIFAR-10."""
 
 
 @dataclass(frozen=True)
