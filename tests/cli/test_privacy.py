@@ -148,7 +148,7 @@ def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.Mo
         (["fedavg", "--set", "noise_multiplier=1"], "set weighting to uniform in a private run"),
         (["fedavg", *UNIFORM, "--model", "cnn:norm=batch"], "BatchNorm mixes the records of a batch"),
         (["fedavg", *UNIFORM, "--set", "dp_noise=sum"], "set dp_noise to local"),
-        (["fedprox"], "fedprox has no differentially private form"),
+        (["feddistill"], "feddistill has no differentially private form"),
         (["fedgen"], "fedgen has no differentially private form"),
         (["gist", "--set", "normalise=train"], "normalise=train tells the mean of all training data"),
         (["gist", "--set", "ridge=validation"], "set ridge to sums in a private run"),

@@ -77,7 +77,7 @@ def declares(method: type) -> bool:
 
 def declared(method: object, name: str) -> Declared:
     """What a method releases, its shares being all of the budget; or why it cannot be private."""
-    if not isinstance(method, Releasing):
+    if not declares(type(method)) or not isinstance(method, Releasing):
         raise FedgistError(
             f"{name} has no differentially private form: leave out epsilon, or take a method that has one, as gist or "
             "fedavg; docs/privacy.md lists them all"
