@@ -3,6 +3,7 @@
 `fedgist.run(...)` runs a method on your own model and data, `fedgist.load(...)` gives the model of a run.
 """
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,12 +18,7 @@ __all__ = ["Result", "__version__", "load", "run"]
 def __getattr__(name: str) -> Any:
     """Loads torch only for those who run something: `fedgist --help` need not wait for it."""
     if name == "__version__":
-        from importlib import metadata
-
-        try:
-            return metadata.version("fedgist")
-        except metadata.PackageNotFoundError:  # run from a source folder that was not installed
-            return "unknown"
+        return _version()
     if name in ("run", "load"):
         from fedgist.experiments import api
 
@@ -32,3 +28,13 @@ def __getattr__(name: str) -> Any:
 
         return Result
     raise AttributeError(f"module 'fedgist' has no attribute {name!r}")
+
+
+@cache  # each look at what is installed takes milliseconds
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("fedgist")
+    except metadata.PackageNotFoundError:  # run from a source folder that was not installed
+        return "unknown"

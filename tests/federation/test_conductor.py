@@ -16,6 +16,7 @@ pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvfla
 
 from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
+from fedgist.federation.listener import REVOKED
 from fedgist.federation.protocol.flare_transport import FlareTransport
 from fedgist.federation.protocol.framing import read, write
 from fedgist.federation.protocol.remote_engine import Lost
@@ -121,6 +122,10 @@ class Session:
     def __init__(self) -> None:
         self.heard: dict[str, float] = {}
         self.jobs: list[set[str]] = []
+        self.disabled: list[str] = []
+
+    def disable_client(self, site: str) -> None:
+        self.disabled.append(site)
 
     def get_connected_client_list(self) -> list[Any]:
         return [SimpleNamespace(name=name, last_connect_time=when) for name, when in self.heard.items()]
@@ -190,9 +195,28 @@ def test_the_socket_of_a_dead_job_goes_and_its_sites_get_another(
     assert not (short_folder / "7.link").exists() and conductor.session.jobs == [{"a"}]
 
 
-def test_a_revoked_site_gets_no_job(conductor: Conductor, tmp_path: Path) -> None:
-    conductor.session.heard = {"b": time.time()}
+def test_a_job_that_is_busy_is_left_alone(
+    conductor: Conductor, short_folder: Path, begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket stays, for without it the job would end, and its sites are not given another."""
+    begin("1", "a")
+    conductor.session.heard = {"a": time.time() + 9}
+    conductor.step(0.0)
+
+    def busy(stream: Any) -> bytes:
+        raise TimeoutError
+
+    monkeypatch.setattr("fedgist.federation.conductor.read", busy)
+    for moment in (2.0, 4.0):
+        conductor.step(moment)
+    assert (short_folder / "1.link").exists() and conductor.session.jobs == []
+
+
+def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conductor, tmp_path: Path) -> None:
+    conductor.session.heard = {"b": time.time(), "stranger": time.time()}
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / REVOKED).write_text("00 b 2026-01-01\n11 c 2026-01-01\n")
     (tmp_path / "federation.toml").write_text('sites = ["a"]\n')
     for moment in (0.0, 3.0):
         conductor.step(moment)
-    assert conductor.session.jobs == []
+    assert conductor.session.jobs == [] and conductor.session.disabled == ["b"]

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError
-from fedgist.federation import records
+from fedgist.federation import monitor, records
 
 ROW = {"round": 2, "answered": 2, "seconds": 1.5, "bytes_up": 1234567, "bytes_down": 7, "missing": {"north": "is away"}}
 
@@ -145,3 +147,25 @@ def test_a_detached_run_outlives_who_started_it_and_is_shown_again(tmp_path: Pat
     recorder(tmp_path).end(records.FAILED, "no site is left")
     shown = CliRunner().invoke(app, ["federation", "attach", str(tmp_path), "fedavg-1"])
     assert shown.exit_code == 2 and "was not started with --detach" in shown.stderr
+
+
+def test_metrics_on_a_port_of_this_machine(tmp_path: Path) -> None:
+    """As they are when asked: of a run that was killed they say so, which the file cannot."""
+    made = recorder(tmp_path)
+    said: list[str] = []
+    with monitor.monitored(tmp_path, 0, said.append) as port:
+        where = f"http://127.0.0.1:{port}/metrics"
+        assert said == [f"metrics of runs: {where}"]
+        with urlopen(where) as page:
+            assert page.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert page.read().decode() == (tmp_path / "metrics.prom").read_text()
+        made.record.process = 2**22 + 1  # nobody's
+        made.start("", 0, 1)
+        with urlopen(where) as page:
+            assert 'fedgist_run_active{run="fedavg-1"} 0' in page.read().decode()
+        with pytest.raises(HTTPError, match="there is only /metrics"):
+            urlopen(f"http://127.0.0.1:{port}/../federation.toml")
+        with pytest.raises(FedgistError, match="cannot be had"), monitor.monitored(tmp_path, port, said.append):
+            pass
+    with pytest.raises(URLError):
+        urlopen(where)

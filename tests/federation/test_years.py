@@ -110,7 +110,10 @@ def test_years(federation: Federation) -> None:
     assert done.returncode == 0 and "goes on by itself" in done.stdout, done.stderr
     wait_for(lambda: any(row["answered"] == 6 for row in federation.rows("long")))
     assert "in run long" in federation.do("status")
-    assert "site north is revoked; its connection has been ended" in federation.do("revoke", "north")
+    assert "site north is revoked; the server, which is running, ends its connection" in federation.do(
+        "revoke", "north"
+    )
+    federation.running["server"].expect("site north is shut out")
     wait_for(lambda: federation.rows("long")[-1].get("missing") == {"north": "was revoked"})
     assert federation.rows("long")[-1]["answered"] == 5
     status = federation.do("status")

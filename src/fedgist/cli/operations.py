@@ -67,12 +67,11 @@ def renew(
 def revoke(directory: Folder, name: Annotated[str, typer.Argument(help="The site.")], debug: Debug = False) -> None:
     """Leave a site out for good: no run asks it, and its certificates are refused, also by a running server."""
     with speaking(debug):
-        from fedgist.federation import kits, membership
-        from fedgist.federation import server as servers
+        from fedgist.federation import kits, membership, processes
 
         fewer, signed = membership.revoke(kits.load(directory), name)
-        cut = servers.shut_out(fewer, name)
-        typer.echo(f"site {name} is revoked" + ("; its connection has been ended" if cut else ""))
+        up = processes.in_use(fewer.server_kit)
+        typer.echo(f"site {name} is revoked" + ("; the server, which is running, ends its connection" if up else ""))
         typer.echo(_passed_on(signed.number))
 
 

@@ -50,8 +50,8 @@ class RoundReport:
     """Steps of loops that all clients together computed, where they are in this process."""
 
 
-class Engine(ABC):
-    """Abstract: a federation that a runner drives round by round."""
+class Asker:
+    """Who asks clients and gets their answers: a server, or a client that asks its neighbours."""
 
     def __init__(
         self,
@@ -73,50 +73,6 @@ class Engine(ABC):
             model: Codec({**method.bounds(model), **self.layer.form.bounds}, executor.place)
             for model in {method.task.model, *(about["model"] for about in self.info.values())}
         }
-        self.rounds_done = 0
-        self.states: dict[str, Tree] = {}
-        self.site_states: dict[str, Tree] = {}
-        """Of the sites that are in this process."""
-        self.missing: dict[str, str] = {}
-        """Who was asked since the round or the evaluation began and did not answer, and why, where that is known."""
-
-    # What a runner uses
-
-    @property
-    def state(self) -> Tree:
-        """The server's state; without a server, the states of all nodes."""
-        return self.states.get(SERVER, self.states)
-
-    @abstractmethod
-    def run_round(self) -> RoundReport:
-        """One more round."""
-
-    @abstractmethod
-    def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
-        """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
-
-    @abstractmethod
-    def clients(self) -> list[Site]:
-        """The clients that are in this process, each with its data and its state as it stands."""
-
-    @abstractmethod
-    def snapshot(self) -> Tree:
-        """All that is needed to go on from here."""
-
-    @abstractmethod
-    def restore(self, snapshot: Tree) -> None:
-        """Go on from there."""
-
-    @abstractmethod
-    def digest(self) -> str:
-        """A hash of where the learning stands: equal runs have equal ones."""
-
-    def diverged(self) -> list[str]:
-        """The nodes whose state, where it is here, holds a number that is not finite."""
-        held = [*self.states.items(), *self.site_states.items()]
-        return list(dict.fromkeys(node for node, state in held if not tree.finite(state)))
-
-    # What engines use
 
     def _begin(self, phase: str, round: int) -> None:
         self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
@@ -126,8 +82,8 @@ class Engine(ABC):
         return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
 
     def codec_of(self, id: str) -> Codec:
-        """What the server and this site agreed on."""
-        return self.codecs[self.info[id]["model"]]
+        """What the server and this site agreed on; who is no site of the run has no model of its own."""
+        return self.codecs[self.info[id]["model"] if id in self.info else self.method.task.model]
 
     def handler(self, ask: Ask, id: str) -> Handler:
         """The handler that answers what a site is asked."""
@@ -179,6 +135,8 @@ class Engine(ABC):
                 f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
                 f"at least {ask.at_least} are needed"
             )
+        accepted = self.layer.accept(self.here, ask.reply, replies)
+        replies = accepted if isinstance(accepted, Replies) else Replies.apart(accepted)
         try:
             total = self.layer.total(self.here, ask.reply, replies, trip)
         except TooFewAnswers as missing:
@@ -193,6 +151,53 @@ class Engine(ABC):
 
     def _put(self, what: Tree) -> Tree:
         return self.executor.place.put(what)
+
+
+class Engine(Asker, ABC):
+    """Abstract: a federation that a runner drives round by round."""
+
+    def __init__(self, method: Method, ids: Iterable[str], **about: Any):
+        super().__init__(method, ids, **about)
+        self.rounds_done = 0
+        self.states: dict[str, Tree] = {}
+        self.site_states: dict[str, Tree] = {}
+        """Of the sites that are in this process."""
+        self.missing: dict[str, str] = {}
+        """Who was asked since the round or the evaluation began and did not answer, and why, where that is known."""
+
+    @property
+    def state(self) -> Tree:
+        """The server's state; without a server, the states of all nodes."""
+        return self.states.get(SERVER, self.states)
+
+    @abstractmethod
+    def run_round(self) -> RoundReport:
+        """One more round."""
+
+    @abstractmethod
+    def evaluate(self, test: tuple[Tensor, Tensor]) -> dict[str, float]:
+        """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
+
+    @abstractmethod
+    def clients(self) -> list[Site]:
+        """The clients that are in this process, each with its data and its state as it stands."""
+
+    @abstractmethod
+    def snapshot(self) -> Tree:
+        """All that is needed to go on from here."""
+
+    @abstractmethod
+    def restore(self, snapshot: Tree) -> None:
+        """Go on from there."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A hash of where the learning stands: equal runs have equal ones."""
+
+    def diverged(self) -> list[str]:
+        """The nodes whose state, where it is here, holds a number that is not finite."""
+        held = [*self.states.items(), *self.site_states.items()]
+        return list(dict.fromkeys(node for node, state in held if not tree.finite(state)))
 
 
 def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:

@@ -27,6 +27,9 @@ from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_
 Outage = Callable[[str, int, int], bool]
 """Whether a client (id, round, exchange) fails to answer."""
 
+Graph = Mapping[str, Sequence[str]]
+"""The neighbours of each client."""
+
 Delay = Callable[[str, int], int]
 """How many rounds late the reply of a client (id, round) arrives."""
 
@@ -43,7 +46,8 @@ class Delivery:
 
 
 class LocalEngine(Engine):
-    """A federation in one process. With a `topology` (node -> neighbours) every client drives rounds of its own.
+    """A federation in one process. With a `topology` (node -> neighbours, or that for each round) every client drives
+    rounds of its own.
 
     A reply that is late by `delay` rounds joins the first exchange for such replies after that, and says from which
     round it is; until then its sender is busy and does not answer who asked. It is lost if it is due in a round without
@@ -59,17 +63,18 @@ class LocalEngine(Engine):
         executor: Executor,
         ledger: Ledger | None = None,
         info: Mapping[str, Mapping[str, Any]] | None = None,
-        topology: Mapping[str, Sequence[str]] | None = None,
+        topology: Graph | Callable[[int], Graph] | None = None,
         offline: float | Outage = 0.0,
         delay: int | Delay = 0,
         layer: Layer | None = None,
     ):
         super().__init__(method, sites, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.data = {id: sites[id].to(executor.place.device, executor.place.dtype) for id in self.ids}
-        self.reach = {id: (id, *near) for id, near in topology.items()} if topology else {SERVER: self.ids}
+        self.topology = topology if callable(topology) or topology is None else lambda round: topology
         self.outage = offline if callable(offline) else self._random_outage(offline)
         self.delay = delay if callable(delay) else self._random_delay(delay)
-        self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in self.reach}
+        nodes = (SERVER,) if topology is None else self.ids
+        self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in nodes}
         self.under_way: dict[str, Tree] = {}
         self.working: dict[str, Tree] = {}
         self._begin("round", 1)
@@ -144,6 +149,8 @@ class LocalEngine(Engine):
 
     def _begin(self, phase: str, round: int) -> None:
         super()._begin(phase, round)
+        near = None if self.topology is None else self.topology(round)
+        self.reach = {SERVER: self.ids} if near is None else {id: (id, *others) for id, others in near.items()}
         self.working, self.working_under_way = {}, dict(self.under_way)
         self.steps: list[int] = []  # of the loops of clients; they may be appended to from several threads
 
@@ -182,6 +189,8 @@ class LocalEngine(Engine):
                 packed[key] = received, size(type(msg), leaves), partial(dict, leaves)
             received, cost, shown = packed[key]
             sent += [(ask.node, name, type(msg), cost, shown), *self.invitations(ask.node, name, invitation)]
+            if self.layer.wraps:
+                self.layer.site(name).hear(self.here, type(msg), shown())
             site = self._site(name)
             start = partial(self._answer, handler, site, received)
             deliveries.append(Delivery(site, start, self._stored(name), invitation))

@@ -19,11 +19,14 @@ from fedgist.data.client_data import ClientData
 from fedgist.experiments import own_data
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
 from fedgist.models import Model
+from fedgist.models.own_code import ELSEWHERE, Elsewhere
 
 Makers = Mapping[str, Callable[[tuple[int, ...], int], Model]]
 """A caller's own models by name: how each is made from the shape of an input and the number of classes."""
 
 NONE: Makers = MappingProxyType({})
+MOST_FEATURES = 1 << 20
+"""Of a model that is code at a site."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,8 @@ class Inputs:
     """Of the classes, where they are known."""
     columns: tuple[str, ...] = ()
     """Of a table, where they have names."""
+    unstated: tuple[int, ...] = ()
+    """Channels that are standardised once clients have exchanged sums of them."""
 
     def who_runs_what(self) -> str:
         """Which clients have which model, and what to set so that all have one."""
@@ -73,7 +78,8 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
-    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names, columns=train.columns)
+    made = _inputs(config, task, clients, (test.x, test.y), parts)
+    return replace(made, names=train.names, columns=train.columns, unstated=train.unstated)
 
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
@@ -125,7 +131,8 @@ def from_memory(
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
     task = Task(shape, classes, low, high, named, config.model, private=config.epsilon is not None)
-    return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None, list(held))
+    made = _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None, list(held))
+    return replace(made, unstated=tuple(range(shape[0])) if config.normalise == "sums" else ())
 
 
 def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
@@ -136,7 +143,7 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     task = _task(config, train, {}, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
     known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
-    return with_architectures(config, known)
+    return with_architectures(config, replace(known, unstated=train.unstated))
 
 
 def with_architectures(config: RunConfig, known: Inputs) -> Inputs:
@@ -157,9 +164,19 @@ def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers
         if spec in own:
             built[spec] = own[spec](shape, classes)
         else:
-            name, options = model_spec(spec)
-            built[spec] = models.build(name, shape, classes, **options)
+            built[spec] = build_model(spec, shape, classes)
     return built
+
+
+def build_model(spec: str, shape: tuple[int, ...], classes: int) -> Model:
+    """The model that a text describes; of one that is a site's own code, what others know of it."""
+    name, options = model_spec(spec)
+    if name != ELSEWHERE:
+        return models.build(name, shape, classes, **options)
+    features = options.get("features")
+    if options.keys() != {"features"} or not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
+        raise FedgistError(f"a site's own model is announced as {ELSEWHERE}:features=64, not as {spec}")
+    return Elsewhere(shape, classes, features)
 
 
 def _inputs(

@@ -11,7 +11,7 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.federation import Federation, Site, State
 from fedgist.core.message import Bounds, Params, message, wire
-from fedgist.core.method import Method, handler
+from fedgist.core.method import handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Samples, Task
 from fedgist.families.evaluation import (
@@ -27,6 +27,7 @@ from fedgist.families.evaluation import (
 )
 from fedgist.families.local_training import LocalOptions
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
+from fedgist.families.private_training import PrivatelyTrained
 from fedgist.learning.evaluation import scores
 from fedgist.options import option
 
@@ -65,8 +66,8 @@ class Global:
 class Local:
     """p_k w_k and p_k, of which the server sees only the sums."""
 
-    pw: Params = wire(shape="model", additive=True, per="p")
-    p: float = wire(additive=True, paper=False, low=0, high=1)
+    pw: Params = wire(shape="model", additive=True, per="p", holds="weights")
+    p: float = wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 def average(total: Local, otherwise: Params) -> Params:
@@ -104,7 +105,7 @@ class Travel:
         return {name: model.shapes[name] for name in self.names(model)}
 
 
-class SentWeights(Method[Options]):
+class SentWeights(PrivatelyTrained[Options]):
     """Abstract: clients complete the weights that come with those that stayed, train, and give back what travels."""
 
     def __init__(self, config: Options, task: Task, head_from: str | None = None):
@@ -146,7 +147,7 @@ class SentWeights(Method[Options]):
     async def sent(self, me: Site, w: Params) -> Local:
         """What a client sends of its weights, of which it keeps what stays."""
         self.keep(me, w)
-        p = 1.0 if self.task.private else client_weight(self.config, me)  # also without data, which nobody may know
+        p = client_weight(self.config, me)
         return Local(await weighted({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
 
     def client_weights(self, me: Site, sent: Params) -> Params | None:

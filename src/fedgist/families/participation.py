@@ -34,9 +34,17 @@ class Weighing(Protocol):
     @property
     def n_ref(self) -> int: ...
 
+    @property
+    def noise_multiplier(self) -> float: ...
+
 
 def client_weight(options: Weighing, me: Site) -> float:
-    """A client's weight p_k: n_k / n_ref, or 1, or with weighting=inverse 1 / n_k; without data it is 0."""
+    """A client's weight p_k: n_k / n_ref, or 1, or with weighting=inverse 1 / n_k; without data it is 0.
+
+    With DP-SGD all that weigh the same do so with or without data, as nobody may know who has any.
+    """
+    if options.noise_multiplier and options.weighting == "uniform":
+        return 1.0
     if me.data.n > options.n_ref:
         raise FedgistError(f"client {me.id} holds {me.data.n:,} samples: set n_ref to at least that")
     if options.weighting == "samples" or me.data.n == 0:

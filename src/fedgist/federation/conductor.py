@@ -1,6 +1,7 @@
 """Keeps every site of a running server in a job that stays, so that a run finds the sites waiting.
 
-A site that comes, comes back, or was lost by its job gets a new one; the others are not disturbed by it.
+A site that comes, comes back, or was lost by its job gets a new one; the others are not disturbed by it. One that was
+revoked loses its connection.
 Used as a program: python -m fedgist.federation.listener conductor FEDERATION ADMIN. Nothing here needs torch.
 """
 
@@ -17,6 +18,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.listener import revoked
 from fedgist.federation.protocol.flare_link import write_job
 from fedgist.federation.protocol.framing import LINKS, read
 
@@ -38,21 +40,27 @@ class Conductor:
         """Jobs that have not called yet: where they will be found, their names, whom they are for, since when."""
         self.numbers = itertools.count(1)
         self.waiting, self.since = set[str](), 0.0
-        self.held: set[str] = set()
+        self.holding: dict[Path, set[str]] = {}
+        """Whom each job holds, by where it is found."""
+        self.shut_out: set[str] = set()
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
 
     def step(self, now: float) -> None:
         """Look who is there, and begin a job for those whom none holds."""
-        held = self._held()
-        self.lost |= dict.fromkeys(self.held - held, time.time())
-        self.held = held
+        before = set[str]().union(*self.holding.values())
+        self.holding = self._look()
+        held = set[str]().union(*self.holding.values())
+        self.lost |= dict.fromkeys(before - held, time.time())
         for address, (job, _, since) in list(self.begun.items()):
             if address.exists() or not self._alive(job) or now - since > PATIENCE:
                 del self.begun[address]
         coming = {site for _, sites, _ in self.begun.values() for site in sites}
         members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
         connected = self.session.get_connected_client_list()
+        for site in {one.name for one in connected} & set(revoked(self.federation / "server").values()) - self.shut_out:
+            self.session.disable_client(site)
+            self.shut_out.add(site)
         old = time.time() - FRESH
         fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
         missing = (fresh & members) - held - coming
@@ -67,16 +75,18 @@ class Conductor:
             write_job(Path(folder), str(address), SITE, sites)
             self.begun[address] = self.session.submit_job(folder), sites, now
 
-    def _held(self) -> set[str]:
-        """The sites that jobs hold; a job that does not answer has ended, and its socket goes."""
-        held: set[str] = set()
+    def _look(self) -> dict[Path, set[str]]:
+        """The sites that jobs hold; the socket of one that has ended goes, but a busy one is left alone."""
+        held: dict[Path, set[str]] = {}
         for address in self.folder.glob("*.link"):
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
                     link.settimeout(10.0)
                     link.connect(str(address))
                     with link.makefile("rwb") as stream:
-                        held |= set(json.loads(read(stream) or b"[]"))
+                        held[address] = set(json.loads(read(stream) or b"[]"))
+            except TimeoutError:
+                held[address] = self.holding.get(address, set())
             except OSError:
                 address.unlink(missing_ok=True)
         return held

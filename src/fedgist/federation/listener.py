@@ -38,16 +38,16 @@ class Watched(ssl.SSLObject):
         except ssl.SSLError as error:
             log.warning(f"refused a connection: its certificate is not of this federation ({error.reason})")
             raise
-        if self.server_side and (whose := revoked(self.kit, self.getpeercert(binary_form=True) or b"")):
+        digest = hashlib.sha256(self.getpeercert(binary_form=True) or b"").hexdigest()
+        if self.server_side and (whose := revoked(self.kit).get(digest)):  # read each time: it holds at once
             log.warning(f"refused a connection: the certificate of {whose} has been revoked")
             raise ssl.SSLError(ssl.SSL_ERROR_SSL, "certificate revoked")
 
 
-def revoked(kit: Path, certificate: bytes) -> str:
-    """Whose revoked certificate this is; nothing if it is none. Read each time, so that a revocation holds at once."""
-    path, digest = kit / REVOKED, hashlib.sha256(certificate).hexdigest()
-    known = [line.split() for line in path.read_text("ascii").splitlines()] if path.is_file() else []
-    return next((whose for one, whose, _ in known if one == digest), "")
+def revoked(kit: Path) -> dict[str, str]:
+    """The certificates that are not accepted any more, and whose they were."""
+    lines = (kit / REVOKED).read_text("ascii").splitlines() if (kit / REVOKED).is_file() else []
+    return {digest: whose for digest, whose, _ in map(str.split, lines)}
 
 
 if __name__ == "__main__":

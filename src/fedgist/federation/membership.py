@@ -11,10 +11,11 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedgist import storage
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import authority, kits
 from fedgist.federation.kits import FederationFolder
-from fedgist.federation.listener import REVOKED
+from fedgist.federation.listener import REVOKED, revoked
 from fedgist.federation.protocol.roster import Roster
 
 EARLY = timedelta(days=30)
@@ -25,7 +26,7 @@ def add_sites(federation: FederationFolder, names: Sequence[str]) -> tuple[Feder
     """A kit for each new site; the certificates of the others stay."""
     _need_authority(federation)
     kits.check_sites(federation.server, names)
-    if known := sorted(set(names) & {*federation.sites, *_revoked(federation)}):
+    if known := sorted(set(names) & {*federation.sites, *revoked(federation.server_kit).values()}):
         raise FedgistError(f"there is, or was, a site {known[0]} in this federation: a new one needs a name of its own")
     grown = replace(federation, sites=tuple(sorted((*federation.sites, *names))))
     with kits.provisioned(grown) as produced:
@@ -68,19 +69,17 @@ def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, R
         raise FedgistError(f"{name} is the only site: a federation without sites is none")
     authority.forget(federation, [name])
     today = datetime.now(UTC).date().isoformat()
-    with (federation.server_kit / REVOKED).open("a", encoding="ascii") as file:
-        file.writelines(f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name])
+    path = federation.server_kit / REVOKED
+    known = path.read_text("ascii") if path.is_file() else ""
+    with storage.replacing(path) as draft:  # half a line would shut out everybody
+        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name]]
+        draft.write_text("".join([known, *lines]), encoding="ascii")
     fewer = replace(federation, sites=tuple(site for site in federation.sites if site != name))
     kits.save(fewer)
     if federation.kit(name).is_dir():
         (federation.path / "revoked").mkdir(exist_ok=True)
         federation.kit(name).rename(federation.path / "revoked" / name)
     return fewer, authority.update(fewer)[0]
-
-
-def _revoked(federation: FederationFolder) -> set[str]:
-    path = federation.server_kit / REVOKED
-    return {line.split()[1] for line in path.read_text("ascii").splitlines()} if path.is_file() else set()
 
 
 def _need_authority(federation: FederationFolder) -> None:

@@ -76,8 +76,17 @@ def in_use(kit: Path) -> bool:
         return True
 
 
-def watch(command: list[str], lines: Mapping[str, str], say: Say, lock: int | None = None) -> int:
-    """Run a command until it ends or is interrupted, and say in words what its log lines mean, each once in a row."""
+def watch(
+    command: list[str],
+    lines: Mapping[str, str],
+    say: Say,
+    lock: int | None = None,
+    beside: "subprocess.Popen[str] | None" = None,
+) -> int:
+    """Run a command until it ends or is interrupted, and say in words what its log lines mean, each once in a row.
+
+    What runs beside it ends before it, so as not to complain of its end.
+    """
     end_in_order()
     process = begin(command, lock)
     assert process.stdout is not None
@@ -93,6 +102,8 @@ def watch(command: list[str], lines: Mapping[str, str], say: Say, lock: int | No
                     break
         return process.wait()
     finally:
+        if beside is not None:
+            end(beside)
         end(process)
 
 

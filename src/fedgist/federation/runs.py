@@ -7,20 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist import methods
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
+from fedgist.core.rng import Rng
+from fedgist.data import topologies
 from fedgist.engines.engine import Engine
 from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import privacy, runner, security
+from fedgist.experiments import privacy, runner, security, standardisation
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
+from fedgist.federation import gains
 from fedgist.federation.protocol.envelope import Question
+from fedgist.federation.protocol.network import MOST_SITES, Network
+from fedgist.federation.protocol.peer_engine import PeerEngine
 from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
 from fedgist.federation.protocol.remote_engine import (
     Attendance,
@@ -46,6 +51,9 @@ class Settled:
     """As it was asked for, with `auto` where nobody has chosen."""
     inputs: Inputs
     folder: RunFolder
+    sites: Sequence[str]
+    """Those that take part; a helper does not."""
+    helper: str = ""
 
 
 Config = Callable[[dict[str, Any]], RunConfig] | Settled
@@ -61,11 +69,18 @@ def run(
     patience: Patience,
     progress: Progress,
     membership: "Membership | None" = None,
+    alone: RunFolder | None = None,
 ) -> runner.Result:
-    """One run across sites, from its beginning or from its last checkpoint."""
+    """One run across sites, from its beginning or from its last checkpoint.
+
+    `alone` is a finished run of `independent` across the same sites, with which they compare it at the end.
+    """
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
+    sites = known.sites
     with connected() as transport:
-        found = _introductions(sites, known, transport, patience, membership)
+        found = _introductions([*sites, *[known.helper] * bool(known.helper)], known, transport, patience, membership)
+        if isinstance(lost := found.pop(known.helper, None), Lost):
+            raise FedgistError(f"the helper {known.helper} is not there: {lost.why}")
 
         def attend(absent: Collection[str]) -> Attendance:
             """Who of the absent sites is there now, told and asked like everybody when the run began."""
@@ -83,38 +98,56 @@ def run(
         final = configs.resolve({**configs.flat(known.config), "architectures": chosen})
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
-            protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
-            return RemoteEngine(
-                method,
-                transport,
-                inputs.info,
-                seed=config.seed,
-                executor=executor,
-                patience=patience,
-                protocols=protocols,
-                attend=attend,
-                layer=privacy.across(method, config, _layer(config, membership)),
-            )
+            about: dict[str, Any] = {
+                "seed": config.seed,
+                "executor": executor,
+                "patience": patience,
+                "protocols": {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)},
+                "attend": attend,
+                "layer": privacy.across(method, config, _layer(config, membership)),
+            }
+            if config.topology is None:
+                return RemoteEngine(method, transport, inputs.info, **about)
+            assert membership is not None  # or there would be no layer
+            models = {id: told["model"] for id, told in inputs.info.items()}
+            network = Network(config.topology, models, membership.known().digest)
+            return PeerEngine(method, transport, inputs.info, network, **about)
 
         def load(config: RunConfig) -> Inputs:
             return sources.with_architectures(config, known.inputs)
 
         try:
-            return runner.run(final, known.folder.path, resume, load, progress, make)
+            result = runner.run(final, known.folder.path, resume, load, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
+        if alone is not None and not gains.compared(known.folder, alone):
+            inputs = standardisation.recalled(final, load(final), known.folder)
+            here = engines.executor(final.engine, final.device)
+
+            def asking(method: Method) -> Engine:
+                return make(method, inputs, final, here)
+
+            gains.compare(known.folder, alone, inputs.task, result.weights, asking)
+        return result
 
 
 def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
-    """What lies between the sites' replies and this server, by the newest roster."""
-    if not config.secure:
+    """What lies between the sites' replies and this server, by the newest roster.
+
+    Where sites ask each other, scores are all that comes here, and only their sum is anybody's business.
+    """
+    if not (config.secure or config.topology):
         return None
     if membership is None or not membership.roster():
-        raise FedgistError("secure sums need the signed roster of a federation on NVFlare, which is not here")
+        what = "secure sums" if config.secure else "letters between sites"
+        raise FedgistError(f"{what} need the signed roster of a federation on NVFlare, which is not here")
     from fedgist.federation.protocol.secure_sums import server_layer
 
-    chosen = security.read(config.secure)
-    return server_layer(membership.known(), chosen.grid, chosen.group)
+    chosen = security.read(config.secure or "masks")
+    layer = server_layer(membership.known(), chosen.grid, chosen.group, chosen.trips, chosen.by)
+    if config.topology:
+        layer.title = f"letters between sites, sealed; scores in {layer.title}"
+    return layer
 
 
 def settle(
@@ -122,8 +155,13 @@ def settle(
 ) -> Settled:
     """What is known before anybody is asked, so that what the user got wrong shows first."""
     asked = config({"clients": len(sites), "partition": OWN})
+    if helper := security.helper(asked, sites):
+        sites = [site for site in sites if site != helper]
+        asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
+    if here.topology is not None:
+        topologies.over_time(here.topology, sorted(sites), Rng(here.seed))  # says what is wrong
     for name, given in Policy().outside(here.method, here.options).items():
         value, usual = (
             options(here.options)[name].written(getattr(here.options, name)),
@@ -134,7 +172,7 @@ def settle(
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
-    return Settled(asked, sources.from_sites(here, sites), folder)
+    return Settled(asked, sources.from_sites(here, sites), folder, sites, helper)
 
 
 def check(config: RunConfig) -> None:
@@ -144,6 +182,8 @@ def check(config: RunConfig) -> None:
     known = options(RunConfig)
     if changed := [name for name in having(config, Role.SIMULATION) if getattr(config, name) != known[name].default]:
         raise FedgistError(f"{changed[0]} is for clients that are simulated on one machine; a federation has real ones")
+    if config.topology is not None and not 2 <= config.clients <= MOST_SITES:
+        raise FedgistError(f"a topology across machines has from 2 to {MOST_SITES} sites, not {config.clients}")
     if methods.find(config.method).pooled and config.clients > 1:
         raise FedgistError(f"{config.method} wants all data at one site, which is what a federation is not for")
 

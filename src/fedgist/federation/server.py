@@ -4,6 +4,7 @@ import contextlib
 import logging
 import re
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,11 @@ from pathlib import Path
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
+from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Progress, Several
 from fedgist.federation import authority, kits, membership, processes, records, runs
 from fedgist.federation.kits import FederationFolder
+from fedgist.federation.monitor import monitored
 from fedgist.federation.protocol import roster
 from fedgist.federation.protocol.flare_transport import FlareTransport
 from fedgist.federation.protocol.framing import LINKS
@@ -23,8 +26,8 @@ from fedgist.federation.protocol.roster import Roster
 log = logging.getLogger("fedgist")
 
 
-def start(federation: FederationFolder, say: processes.Say) -> int:
-    """Run NVFlare's server until it is interrupted."""
+def start(federation: FederationFolder, say: processes.Say, metrics_port: int | None = None) -> int:
+    """Run NVFlare's server until it is interrupted, and metrics on a port of this machine, if one is given."""
     _check_port(federation)
     kits.allow_job(federation.server_kit)
     presence = records.Presence(federation.path)
@@ -44,12 +47,11 @@ def start(federation: FederationFolder, say: processes.Say) -> int:
             if one.warning:
                 tell(f"warning: {one.warning}")
         tell(f"server {federation.server}:{federation.port}; sites {', '.join(federation.sites)} may join")
-        with _conducted(federation, tell):
-            return processes.watch(command, processes.AT_SERVER, tell, lock)
+        with monitored(federation.path, metrics_port, tell):
+            return processes.watch(command, processes.AT_SERVER, tell, lock, _conductor(federation, tell))
 
 
-@contextlib.contextmanager
-def _conducted(federation: FederationFolder, say: processes.Say) -> Iterator[None]:
+def _conductor(federation: FederationFolder, say: processes.Say) -> "subprocess.Popen[str]":
     """Beside the server, what keeps its sites ready for runs."""
     program = [sys.executable, "-u", "-m", "fedgist.federation.listener", "conductor"]
     process = processes.begin([*program, str(federation.path), kits.ADMIN])
@@ -62,21 +64,7 @@ def _conducted(federation: FederationFolder, say: processes.Say) -> Iterator[Non
                     say(line.rstrip())
 
     threading.Thread(target=forward, daemon=True).start()
-    try:
-        yield
-    finally:
-        processes.end(process)
-
-
-def shut_out(federation: FederationFolder, site: str) -> bool:
-    """End the connection of a site that was revoked, if the server is running here; True if that was done."""
-    if not processes.in_use(federation.server_kit):
-        return False
-    from fedgist.federation.conductor import session_of  # NVFlare takes a second to import, and no run needs it here
-
-    with _in_words(federation), contextlib.closing(session_of(federation.admin_kit, kits.ADMIN)) as session:
-        session.disable_client(site)
-    return True
+    return process
 
 
 def _check_port(federation: FederationFolder) -> None:
@@ -100,6 +88,7 @@ def run(
     patience: Patience,
     wait: float,
     progress: Progress,
+    alone: RunFolder | None = None,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
@@ -107,7 +96,7 @@ def run(
     members = Members(federation, wait)
     try:
         listeners = Several(progress, recorder)
-        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members)
+        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members, alone)
     except BaseException as error:
         recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
         raise
@@ -177,17 +166,3 @@ class Members:
         except FedgistError as error:
             log.warning(f"site {site}: {error}")
             return False
-
-
-@contextlib.contextmanager
-def _in_words(federation: FederationFolder) -> Iterator[None]:
-    """Turns the many ways in which NVFlare says that it cannot into one sentence."""
-    try:
-        yield
-    except FedgistError:
-        raise
-    except Exception as error:
-        raise FedgistError(
-            f"the server at {federation.server}:{federation.port} does not answer ({type(error).__name__}: {error}); "
-            f"start it with `fedgist federation start {federation.path}`"
-        ) from error

@@ -56,8 +56,8 @@ class Dreams:
 class DreamUpdate:
     """The gradient of ℓ̃_k (or what M local steps did to the dreams) times p_k / unit, and p_k / unit."""
 
-    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0)
+    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p", holds="slope")
+    p: float = fg.wire(additive=True, paper=False, low=0, holds="size")
 
 
 @fg.message
@@ -71,8 +71,8 @@ class Label:
 class SoftLabels:
     """p_k times what the client's model says about the dreams, and p_k."""
 
-    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
+    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p", holds="logits")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 @fg.message
@@ -86,8 +86,8 @@ class DreamAlone:
 class OwnDreams:
     """A client's own dreams and its outputs on them, which the server sees."""
 
-    x: Tensor = fg.wire(fg.float32, fg.float16, shape=("count", "size"))
-    outputs: Tensor = fg.wire(shape=("count", "classes"))
+    x: Tensor = fg.wire(fg.float32, fg.float16, shape=("count", "size"), holds="images")
+    outputs: Tensor = fg.wire(shape=("count", "classes"), holds="logits")
 
 
 @fg.message
@@ -100,7 +100,7 @@ class ShownModel:
     """A client's model and p_k, which the server sees."""
 
     w: fg.Params
-    p: float = fg.wire(paper=False, low=0, high=1)
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
 
 
 class CoDream(fg.Taught[Config]):
@@ -138,7 +138,6 @@ class CoDream(fg.Taught[Config]):
         # A client answers nothing that its configuration does not need: together, only sums ever leave it.
         needless = {DreamAlone: config.collaborate, ShowModel: not config.offload}
         self.handlers = {request: h for request, h in self.handlers.items() if not needless.get(request)}
-        warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")
 
     def bounds(self, model: str) -> fg.Bounds:
         sizes = {"count": self.config.dreams, "size": fg.Exactly(math.prod(self.space.shape))}
@@ -157,6 +156,7 @@ class CoDream(fg.Taught[Config]):
         return taught + (shown if config.offload else exchange) + payload(self, Label(v), SoftLabels(outputs, 1.0))
 
     def server_init(self, rng: fg.Rng) -> fg.State:
+        warn_if_dearer(self, self.traffic(), "fewer exchanges, fewer dreams or bits=8 make it cheaper")  # once a run
         state = {**self.student_init(rng), "dreams": torch.zeros(0, *self.inputs)}
         return {**state, "v": self.space.start(rng("generator"))} if self.config.generator else state
 
@@ -242,7 +242,7 @@ class CoDream(fg.Taught[Config]):
     async def alone(self, me: fg.Site, msg: DreamAlone) -> OwnDreams:
         dreamer, steps = self.dreamers[self.model_of(me)], self.config.exchanges * max(1, self.local_steps)
         v = await dreamer.descend(self.space.start(me.rng("dreams")), me.state["w"], steps, self.dream_lr)
-        shown = msg.share if me.data.n else 0
+        shown = msg.share if fg.client_weight(self.config, me) else 0
         return OwnDreams(self.light(v["x"].flatten(1))[:shown], (await self.outputs(me, v))[:shown])
 
     @fg.handler

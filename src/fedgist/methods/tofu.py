@@ -23,7 +23,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.synthesis import encoded_updates
-from fedgist.synthesis.encoded_updates import EncoderOptions, apply_update, statistics
+from fedgist.synthesis.encoded_updates import EncoderOptions, apply_update, part_of, statistics
 from fedgist.synthesis.encoding import Encoder, Sent, as_float32
 
 
@@ -44,7 +44,7 @@ class Config(EncoderOptions, fg.LocalOptions):
 class Start:
     """The common start, for a client that was never asked before."""
 
-    w: fg.Params = fg.wire(shape="model", paper=False)
+    w: fg.Params = fg.wire(shape="model", paper=False, holds="weights")
     version: int = fg.wire(torch.int64, paper=False)
 
 
@@ -60,9 +60,9 @@ class Weights:
 class Encoded:
     """Updates one after the other, each as D_syn = (x, y, α) with the norms of its layers."""
 
-    images: Tensor = fg.wire(fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "input"))
+    images: Tensor = fg.wire(fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "input"), holds="images")
     ends: Tensor = fg.wire(shape=("updates", "bytes", 2), paper=False)
-    labels: Tensor = fg.wire(shape=("updates", "images", "classes"))
+    labels: Tensor = fg.wire(shape=("updates", "images", "classes"), holds="labels")
     weights: Tensor = fg.wire(shape=("updates", "images"))
     scales: Tensor = fg.wire(shape=("updates", "layers"), paper=False)
 
@@ -79,15 +79,16 @@ class Upload(Encoded):
     """A client's update of the model after `version` updates; p_k = n_k / n_ref, and p_k times what is summed."""
 
     version: int = fg.wire(torch.int64, paper=False, low=0)
-    p: float = fg.wire(paper=False, low=0, high=1)
-    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False, per="p")
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
+    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False, per="p", holds="statistics")
     cosine: float = fg.wire(additive=True, paper=False)
 
 
-class TOFU(fg.ServerModel[Config]):
+class TOFU(fg.PrivatelyTrained[Config], fg.ServerModel[Config]):
     name = "tofu"
     summary = "Updates travel as a few synthetic images whose gradient they are, up and down (Garg et al. 2022)."
     citation = "garg2022tofu"
+    by_training = (Upload, fg.Local)
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
         | {"switch2": 130, "batch": 64, "lr": 0.01, "images": 64, "iterations": 1000},
@@ -175,6 +176,10 @@ class TOFU(fg.ServerModel[Config]):
         right = (upload.images.dtype == fg.uint8) == small and upload.ends.shape[1] == images * small
         return updates == 1 and images > 0 and right
 
+    def disclosed(self, messages: Sequence[object]) -> tuple[fg.Params, fg.Params] | None:
+        """A client's weights and update, for who has seen all messages between it and the server, the last one its."""
+        return encoded_updates.replayed(self.encoder, messages, self.config.single)
+
     def on_wire(self, sent: Sent) -> Sent:
         return {**sent, "images": sent["images"].to(self.encoder.pixels)}
 
@@ -219,7 +224,7 @@ class TOFU(fg.ServerModel[Config]):
         if p == 0:
             nothing = {name: field[None] for name, field in self.on_wire(self.encoder.nothing(0)).items()}
             return Upload(**nothing, version=version, p=0.0, statistics=0 * statistics(self.model, w), cosine=0.0)
-        trained = await fg.train(self.config, fg.trainer(self.config, self.model), me, w)
+        trained = await fg.train(self.config, fg.learner(self.config, self.model), me, w)
         real = {name: w[name] - trained[name] for name in self.encoder.names}
         aimed, sent, cosine = await self.encode(real, me.state["residual"], w, me.rng, me.round)
         running = as_float32(statistics(self.model, trained) * p)
@@ -234,15 +239,10 @@ class TOFU(fg.ServerModel[Config]):
     @fg.handler
     async def full(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         """A round of FedAvg (switch₂)."""
-        w = await fg.train(self.config, fg.trainer(self.config, self.model), me, msg.w)
+        w = await fg.train(self.config, fg.learner(self.config, self.model), me, msg.w)
         p = fg.client_weight(self.config, me)
         return fg.Local(await fg.weighted(w, p), p)
 
 
 def passed(switch: int | None, round: int) -> bool:
     return switch is not None and round > switch
-
-
-def part_of(msg: Encoded, i: int = 0) -> Sent:
-    """One of the encoded updates in a message; copies, as where a tensor lies can change the last bit of a product."""
-    return {name: getattr(msg, name)[i].clone() for name in ("images", "ends", "labels", "weights", "scales")}

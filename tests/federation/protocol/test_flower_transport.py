@@ -12,7 +12,7 @@ import pytest
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.engines import executor
-from fedgist.federation.protocol.envelope import Question, Refusal, seal, unseal
+from fedgist.federation.protocol.envelope import Question, Refusal, digest, seal, unseal
 from fedgist.federation.protocol.policy import opened
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
@@ -151,9 +151,10 @@ def test_enough_answers_end_an_exchange() -> None:
 def test_what_goes_wrong_at_a_site_stays_there(caplog: pytest.LogCaptureFixture) -> None:
     transport = FlowerTransport(echo(named("a")), poll=0)
     transport.find("a", 10)
-    reply = transport.exchange({"a": seal(Question("fedavg", [1, 8, 8], 10))}, 10, 1)["a"]
+    question = seal(Question("fedavg", [1, 8, 8], 10))
+    reply = transport.exchange({"a": question}, 10, 1)["a"]
     assert isinstance(reply, bytes) and b"4711" not in reply
-    assert unseal(reply)[0] == Refusal(False, "it cannot begin; the log of the site says why")
+    assert unseal(reply)[0] == Refusal(False, "it cannot begin; the log of the site says why", digest(question))
     assert "patient 4711" in caplog.text
 
 

@@ -4,7 +4,10 @@ The host is the one that `fedgist site start` runs, with real digits; each attac
 stops it is widened or absent.
 """
 
+import inspect
 import json
+import logging
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+import asking
 from fedgist import methods, models
 from fedgist.core.codec import Codec
 from fedgist.core.errors import FedgistError
@@ -28,9 +32,9 @@ from fedgist.families.global_model import Global
 from fedgist.families.surrogate import Current, Images
 from fedgist.federation import site_setup
 from fedgist.federation.protocol import deadline, policy
-from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, Start, seal, unseal
+from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, Start, digest, seal, unseal
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.protocol.site_host import SiteHost, States
 from fedgist.options import build, options
 
 MODEL = "mlp:hidden=16"
@@ -206,7 +210,8 @@ def test_a_task_that_is_too_large(task: dict[str, Any], why: str, tmp_path: Path
 def test_numbers_that_json_does_not_know(tmp_path: Path, digits: Path) -> None:
     """Python's reader would take them, and a scale of the pixels that is infinite."""
     data = start("fedavg").replace(b'"high":[1.0]', b'"high":[NaN]')
-    assert said(site(tmp_path, digits, Policy()), data) == Refusal(False, "not an envelope: unreadable header")
+    refusal = Refusal(False, "not an envelope: unreadable header", digest(data))
+    assert said(site(tmp_path, digits, Policy()), data) == refusal
 
 
 def test_a_plan_that_is_too_large(tmp_path: Path, digits: Path, caplog: Any) -> None:
@@ -252,6 +257,31 @@ def test_a_request_that_takes_too_long(tmp_path: Path, digits: Path) -> None:
     answer = said(host, seal(request, wire.encode(Global(made.model.init(Rng(0))))))
     assert isinstance(answer, Refusal) and "TookTooLong" in answer.why and time.monotonic() - began < 10
     assert isinstance(said(host, start("fedavg", run="run-2", steps=10, batch=16)), Ready)
+
+
+def test_a_call_that_cannot_be_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeping is one: after the grace it is told who can end the process, and the answer is none in any case."""
+    monkeypatch.setattr(inspect.unwrap(deadline.within_seconds), "__defaults__", (None, 0.1))
+    ended: list[str] = []
+    host = asking.host(tmp_path, rules=Policy(("asking",), min_samples_per_class=1, max_seconds=0.05))
+    host.overdue = lambda: ended.append("now")
+    host.handle(seal(asking.START))
+    monkeypatch.setattr(States, "get", lambda *_: time.sleep(0.4))
+    hung = said(host, asking.request())
+    assert isinstance(hung, Refusal) and "TookTooLong" in hung.why and ended == ["now"]
+    monkeypatch.undo()
+    assert asking.asked(asking.host(tmp_path).handle(asking.request())) == 1  # from what is on the disk, as before
+
+
+def test_a_site_on_nvflare_ends_its_process(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
+    from fedgist.federation.protocol import flare_site
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    flare_site._end("a")
+    assert ended == [1] and "cannot be broken off; its process ends" in caplog.text
 
 
 def test_a_deadline_that_is_kept_leaves_no_trace() -> None:

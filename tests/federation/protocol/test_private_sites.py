@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,10 +145,35 @@ def test_a_site_with_a_budget_refuses_what_would_not_keep_it(layer: object, why:
     assert isinstance(answered, Refusal) and answered.refused and why in answered.why
 
 
-def test_a_site_does_not_train_by_the_seed_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_noise_of_training_are_the_sites_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sites with the same data, asked the same by the same seed, draw different bits; a restarted one the same."""
+    drawn: list[Tensor] = []
+
+    async def count(self: Counting, me: fg.Site, msg: Count) -> Total:
+        assert me.secret is not None
+        drawn.append(me.secret("batches")(4))
+        return Total(me.data.counts().double())
+
+    monkeypatch.setattr(Counting, "count", count)
     monkeypatch.setattr(Counting, "releases", {Total: fg.NoisySteps(Release(1.0, 0.1))})
-    answered = unseal(host(tmp_path, 1.0).handle(seal(start({"privacy": PRIVACY}))))[0]
-    assert isinstance(answered, Refusal) and answered.refused and "which the server knows" in answered.why
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    for folder in ("a", "b", "a"):
+        made = host(tmp_path / folder)
+        made.handle(seal(start({"privacy": PRIVACY})))
+        assert isinstance(unseal(made.handle(asked))[0], Reply)
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert (tmp_path / "a" / "runs" / "run-1" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_was_forgotten_is_charged_anew(tmp_path: Path) -> None:
+    """Its outbox is gone, so that asked again it gets fresh noise: that is another release."""
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    for times in (1, 2):
+        made = host(tmp_path)
+        made.handle(seal(start({"privacy": PRIVACY})))
+        assert isinstance(unseal(made.handle(asked))[0], Reply)
+        assert sum(one.times for one in Book(tmp_path / "privacy.jsonl").releases) == times
+        shutil.rmtree(tmp_path / "runs")
 
 
 class Killed(BaseException):
@@ -191,3 +219,47 @@ def test_fifty_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     assert sent.setdefault(exchange, payload) == payload
                     assert charged == exchange + 1  # charged before it left, and once
         assert len(sent) == 2 and sent[0] != sent[1]
+
+
+@pytest.mark.federation
+def test_fifty_kills(tmp_path: Path) -> None:
+    """The same with real processes and kill -9, at random moments from before the charge to after the answer was sent.
+
+    What got out of a process that was killed, however late, is what the next one sends; and each exchange is charged
+    once, or, where nothing got out, at most once.
+    """
+    draw, whole = Rng(11).numpy(), 0.02
+    stopped = {"before anything got out": 0, "after the charge": 0, "after it was sent": 0}
+    for attempt in range(50):
+        folder = tmp_path / str(attempt)
+        host(folder).handle(seal(start({"privacy": PRIVACY})))
+        asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+        sent, took = _killed(folder, asked, after=float(draw.uniform(0, 1.5 * whole)))
+        book = sum(one.times for one in Book(folder / "privacy.jsonl").releases)
+        assert book <= 1 and (not sent or book == 1)
+        stopped["after it was sent" if sent else "after the charge" if book else "before anything got out"] += 1
+        again, took = _killed(folder, asked, after=None)
+        whole = 0.8 * whole + 0.2 * took
+        assert unseal(again)[1] and (not sent or unseal(sent)[1] == unseal(again)[1])
+        assert sum(one.times for one in Book(folder / "privacy.jsonl").releases) == 1
+    assert stopped["before anything got out"] and stopped["after it was sent"], stopped
+
+
+def _killed(folder: Path, asked: bytes, after: float | None) -> tuple[bytes, float]:
+    """What a site's process sent before it was killed, or in all; and how long it was there."""
+    reading, writing = os.pipe()
+    begun = time.monotonic()
+    if (child := os.fork()) == 0:
+        try:
+            data = host(folder).handle(asked)
+            os.write(writing, data)
+            host(folder).handle(asked)  # it goes on: the commit of one exchange is the beginning of another
+        finally:
+            os._exit(0)
+    os.close(writing)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as pipe:
+        return pipe.read(), time.monotonic() - begun

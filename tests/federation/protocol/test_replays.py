@@ -15,9 +15,20 @@ from fedgist.core.message import WireError, tag_of
 from fedgist.core.rng import Rng
 from fedgist.engines import executor
 from fedgist.federation.protocol import audit, site_host
-from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, seal, unseal
+from fedgist.federation.protocol.envelope import (
+    AGAIN,
+    PROTOCOL,
+    Ready,
+    Refusal,
+    Reply,
+    Request,
+    Start,
+    digest,
+    seal,
+    unseal,
+)
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
+from fedgist.federation.protocol.remote_engine import Attendance, Lost, Patience, RemoteEngine
 from fedgist.federation.protocol.site_host import SiteHost
 
 
@@ -40,10 +51,20 @@ def test_an_exchange_is_answered_in_one_way(tmp_path: Path) -> None:
     for process in (site, host(tmp_path)):
         refusal = opened(process.handle(another()))
         assert refusal == Refusal(
-            True, "it has answered round-000001-000000 already, and was asked something else then"
+            True, "it has answered round-000001-000000 already, and was asked something else then", digest(another())
         )
     assert host(tmp_path).handle(request()) == answer
     assert asked(site.handle(another(1))) == 1  # a new exchange is a new question
+
+
+def test_two_processes_of_a_site_know_what_the_other_answered(tmp_path: Path) -> None:
+    """As when a job has lost a site whose process still answers, and another job has begun one."""
+    first, second = started(tmp_path), host(tmp_path)
+    versions = [opened(first.handle(request())).version]
+    for number, process in enumerate((second, first, second), 1):
+        versions.append(opened(process.handle(request(number, versions[-1]))).version)
+    assert [line.split()[0] for line in first._run.answered.path.read_text().splitlines()] == versions
+    assert isinstance(opened(first.handle(another(3, 1, versions[-2]))), Refusal)
 
 
 def test_half_a_line_is_no_answer(tmp_path: Path) -> None:
@@ -63,8 +84,9 @@ def test_what_cannot_be_computed_again_is_not_sent_again(tmp_path: Path, monkeyp
     first = site.handle(request())
     monkeypatch.setattr(Asking, "client_init", lambda self, me: {"asked": 7})
     assert opened(host(tmp_path).handle(request())) == Refusal(
-        True, "it has answered round-000001-000000 already, and now would answer something else"
+        True, "it has answered round-000001-000000 already, and now would answer something else", digest(request())
     )
+    monkeypatch.undo()
     assert site.handle(request()) == first
 
 
@@ -77,6 +99,78 @@ def test_an_old_request_takes_no_newer_state_away(tmp_path: Path) -> None:
     for late in (another(1, 1), another(0, 1)):
         site.handle(late)
     assert asked(site.handle(another(0, 5, versions[-1], (versions[-1],)))) == 5
+
+
+def test_what_a_dead_server_asked_takes_no_state_away(tmp_path: Path) -> None:
+    """Its request arrives when another goes on with the run: it does not know what that one needs, nor is it heard.
+
+    Found by `fedgist chaos --seed 1 --schedule 966`, when such a request still was answered.
+    """
+    first, then = b"aa", b"bb"
+
+    def of(token: bytes, data: bytes) -> bytes:
+        header, payload = unseal(data)
+        return seal(replace(header, token=token.decode()), payload)  # type: ignore[type-var]
+
+    late = seal(Request("run-1", 1, "evaluation", 0, tag_of(Look), "", [], 0, "aa"), CODEC.encode(Look()))
+    site = host(tmp_path)
+    for token in (first, then):
+        assert isinstance(opened(site.handle(seal(START, token))), Ready)
+        assert asked(site.handle(of(token, request()))) == 1
+    site.handle(seal(START, first))  # a copy, which was overtaken
+    for process in (site, host(tmp_path)):
+        assert opened(process.handle(late)) == Refusal(False, AGAIN, digest(late))
+        assert asked(process.handle(of(then, another(1, 1, "round-000001-000000")))) == 2
+
+
+@pytest.mark.parametrize("token", [b"A", b"0" * 65, b"\n", b"\xff"])
+def test_a_token_that_is_none(tmp_path: Path, token: bytes) -> None:
+    assert "its token is not what it should be" in opened(host(tmp_path).handle(seal(START, token))).why
+
+
+def test_starts_without_end_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_host, "STARTS", 3)
+    site = host(tmp_path)
+    for number in range(9):
+        site.handle(seal(START, b"%02x" % number))
+    assert (tmp_path / "a" / "runs" / "run-1" / "starts.txt").read_text().split() == ["06", "07", "08"]
+
+
+class Overtaken:
+    """A host at which another server's start comes after ours, once; one answer is a refusal of something else."""
+
+    def __init__(self, folder: Path):
+        self.host, self.starts, self.stray = host(folder), 0, b""
+
+    def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        ((id, data),) = requests.items()
+        said, (header, _) = self.host.handle(data), unseal(data)
+        if isinstance(header, Start):
+            self.starts += 1
+            if self.starts == 1:
+                self.host.handle(seal(header, b"dead"))
+        stray, self.stray = self.stray, b""
+        return {id: stray or said}
+
+
+def test_a_server_that_was_overtaken_starts_again(tmp_path: Path) -> None:
+    """By the start of one that died before it; and a refusal of another request is not taken for one of this."""
+    wire = Overtaken(tmp_path)
+    engine = RemoteEngine(
+        Asking(Config(), TASK),
+        wire,
+        {"a": {"model": "none"}},
+        seed=0,
+        executor=executor("sequential"),
+        patience=Patience(sites=0),
+        attend=lambda absent: Attendance(dict.fromkeys(absent, PROTOCOL)),
+    )
+    assert engine.run_round().missing == {"a": AGAIN}
+    assert not engine.run_round().missing and wire.starts == 2
+    wire.stray = seal(Refusal(True, "its budget is spent", digest(b"another envelope")))
+    (why,) = engine.run_round().missing.values()
+    assert why == "sent what cannot be used: it answers another request, or one that was damaged: its budget is spent"
+    assert not engine.run_round().missing
 
 
 def test_rounds_that_count_down_do_not_fill_the_disk(tmp_path: Path) -> None:
@@ -99,7 +193,9 @@ class Wire:
 
     def _spoken(self, id: str, data: bytes) -> bytes:
         said, (header, _) = self.hosts[id].handle(data), unseal(data)
-        if id == "b" or getattr(header, "type", "") != tag_of(Ping):
+        if id == "b":
+            return said
+        if getattr(header, "type", "") != tag_of(Ping):
             self.other.handle(data)
             return said
         old = self.other.handle(seal(header, CODEC.encode(Ping(torch.full((2,), 9.0)))))
@@ -152,7 +248,8 @@ def test_a_full_disk_is_a_refusal_and_leaves_a_log_that_can_be_read(
         note(self, direction, **about)
 
     monkeypatch.setattr(audit.Audit, "note", full)
-    assert opened(site.handle(request())) == Refusal(False, "it failed (OSError); the log of the site says more")
+    failed = "it failed (OSError); the log of the site says more"
+    assert opened(site.handle(request())) == Refusal(False, failed, digest(request()))
     monkeypatch.undo()
     assert isinstance(opened(site.handle(request())), Reply)
     lines = audit.read(site.audit.path)

@@ -16,6 +16,7 @@ from fedgist.federation.protocol.envelope import (
     Question,
     Ready,
     Refusal,
+    digest,
     seal,
 )
 from fedgist.federation.protocol.policy import Policy
@@ -63,8 +64,8 @@ def test_the_server_says_from_which_state_a_site_starts(tmp_path: Path) -> None:
     assert asked(site.handle(request(2, first, (first,)))) == 2  # the round was skipped
     folder = tmp_path / "a" / "runs" / "run-1"
     assert sorted(path.stem for path in folder.glob("*.safetensors")) == [first, "round-000001-000002"]
-    gone = opened(site.handle(request(3, "round-000001-000001")))
-    assert gone == Refusal(False, "it does not hold its state round-000001-000001 any more")
+    gone = opened(site.handle(asking := request(3, "round-000001-000001")))
+    assert gone == Refusal(False, "it does not hold its state round-000001-000001 any more", digest(asking))
 
 
 def test_a_new_process_of_a_site_goes_on(tmp_path: Path) -> None:
@@ -73,14 +74,16 @@ def test_a_new_process_of_a_site_goes_on(tmp_path: Path) -> None:
     first.handle(seal(START))
     version = opened(first.handle(request())).version
     assert asked(host(tmp_path).handle(request(1, version))) == 2
-    assert opened(host(tmp_path).handle(request(run="run-2"))) == Refusal(False, "the run run-2 was never started here")
+    unknown = opened(host(tmp_path).handle(asking := request(run="run-2")))
+    assert unknown == Refusal(False, "the run run-2 was never started here", digest(asking))
 
 
 def test_the_words_of_an_error_stay_at_the_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site = host(tmp_path, "b", "break")
     site.handle(seal(START))
     answer = site.handle(request())
-    assert opened(answer) == Refusal(False, "it failed (ZeroDivisionError); the log of the site says more")
+    failed = "it failed (ZeroDivisionError); the log of the site says more"
+    assert opened(answer) == Refusal(False, failed, digest(request()))
     assert b"patient" not in answer
     assert "label 7 of patient 12" in caplog.text
 

@@ -139,7 +139,7 @@ class Run:
     @cached_property
     def fairness(self) -> dict[str, dict[str, Fairness]]:
         """Whose model -> what was tested on -> how its clients fare."""
-        return fairness.summary(self.clients, self.alone)
+        return fairness.summary(self.clients, self.alone) or fairness.across(self.folder)
 
     def fares(self, part: str) -> Fairness | None:
         """How clients fare by the model that the accuracy is about."""
@@ -200,7 +200,7 @@ class Run:
         if "sees" not in self.about:
             return "not recorded"
         if not self.visible:
-            return self.about.get("secure", "sums only")
+            return "no server; neighbours add up" if self.peer_to_peer else self.about.get("secure", "sums only")
         whose = "no server; neighbours see" if self.peer_to_peer else "each client's"
         named = self.visible[:most]
         more = f" and {len(self.visible) - len(named)} more" if len(named) < len(self.visible) else ""
@@ -314,15 +314,8 @@ def read_ledger(path: Path) -> Wire:
         columns = itemgetter(*(at[name] for name in names))
         # A million rows are of few kinds. The last of a run that is being written, or was killed, may be cut short.
         equal = Counter(columns(row) for row in rows if len(row) >= len(at))
-    for (
-        round,
-        phase,
-        direction,
-        kind,
-        header,
-        payload,
-        paper,
-    ), messages in equal.items():
+    for row, messages in equal.items():
+        round, phase, direction, kind, header, payload, paper = row
         counts = wire.kinds[phase, direction, kind]
         counts.messages += messages
         counts.header += messages * int(header)

@@ -104,7 +104,7 @@ def _staged(faults: Faults) -> Iterator[None]:
     try:
         with (
             mock.patch.dict(methods.registry(), {Tally.name: Tally}),
-            mock.patch.object(site_host, "within_seconds", lambda seconds: nullcontext()),
+            mock.patch.object(site_host, "within_seconds", lambda *_: nullcontext()),
             mock.patch.object(secrets, "token_hex", lambda size: f"{names.getrandbits(8 * size):0{2 * size}x}"),
         ):
             yield

@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -10,25 +10,30 @@ class TookTooLong(Exception):
     """The time for an answer is over."""
 
 
+GRACE = 60.0
+"""Seconds for a call into torch that is under way when the time is over."""
+
+
 @contextmanager
-def within_seconds(seconds: float) -> Iterator[None]:
+def within_seconds(seconds: float, overdue: Callable[[], None] | None = None, grace: float = GRACE) -> Iterator[None]:
     """Raise `TookTooLong` here after so many seconds.
 
-    It comes between two steps of Python; a single call into torch is not broken off, so that its size needs a bound.
+    It comes between two steps of Python: a single call into torch cannot be broken off. If that still goes on after
+    some grace, `overdue` is called, in another thread; it may end the process.
     """
-    thread, lock, done = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    thread, lock, finished = ctypes.c_ulong(threading.get_ident()), threading.Lock(), threading.Event()
 
-    def stop() -> None:
-        with lock:
-            if not done:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
+    def watch() -> None:
+        if not finished.wait(seconds):
+            with lock:
+                if not finished.is_set():
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
+            if overdue is not None and not finished.wait(grace):
+                overdue()
 
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         with lock:
-            done = True
-        timer.cancel()
+            finished.set()

@@ -1,7 +1,8 @@
 """Envelopes: what travels between a server and a site on a real network: who and when in JSON, then a message's bytes.
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
-message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
+message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Where
+there is no server, it is sent a `Step` (go on with your own round) and a `Delivery` (letters of your neighbours). Like
 messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed. A
 digest tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
 
@@ -26,8 +27,15 @@ LONGEST_HEADER = 1 << 16
 LONGEST_TEXT = 1000
 DIGEST = "sha256"
 """The field that version 2 of the protocol adds to every header; without it, one comes from version 1."""
+AGAIN = "the run was started again since this was asked"
+"""Why a site does not answer a server that died, or one whose start was overtaken by an older one."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
+
+
+def version_of(phase: str, round: int, exchange: int) -> str:
+    """The name of an exchange of a run, and of the state that answering in it leaves behind."""
+    return f"{phase}-{round:06d}-{exchange:06d}"
 
 
 def since(version: int, default: Any, before: Any) -> Any:
@@ -58,7 +66,10 @@ class Introduction:
 
 @dataclass(frozen=True)
 class Start:
-    """All that a site must know of a run. What everybody knows of the task is in `task`, the method's in `options`."""
+    """All that a site must know of a run. What everybody knows of the task is in `task`, the method's in `options`.
+
+    A token may follow, which all requests after this start carry: so that a site can tell those of a server that died.
+    """
 
     run: str
     method: str
@@ -90,11 +101,13 @@ class Request:
     keep: list[str]
     invited: int = since(2, 0, 0)
     """How many bytes of the message are the layer's invitation, which comes first."""
+    token: str = since(2, "", "")
+    """That of the start which it follows."""
 
     @property
     def version(self) -> str:
         """The name of the state that answering leaves behind."""
-        return f"{self.phase}-{self.round:06d}-{self.exchange:06d}"
+        return version_of(self.phase, self.round, self.exchange)
 
     def fingerprint(self, payload_digest: str) -> str:
         """Equal exactly where the same is asked, from the same state, in the same exchange of the same run."""
@@ -115,12 +128,67 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Go on with your own round until you ask your neighbours; their letters to you, and who sent none, follow."""
+
+    run: str
+    round: int
+    exchange: int
+    state: str
+    """The version of your client's state to answer from in this exchange; empty is the first."""
+    node: str
+    """The version of your node's state that the round begins with."""
+    keep: list[str]
+    here: list[str]
+    """The sites that can be written to now."""
+    token: str
+    """That of the start which it follows."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """How far the site's round has come; its letters to its neighbours, and what it counted, follow."""
+
+    run: str
+    version: str
+    how: str
+    """asked, finished or skipped."""
+    answered: bool
+    """Whether the site has asked itself, too, and answered."""
+    changed: bool
+    """Whether that left a new version of its client's state."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Letters of your neighbours follow: answer them, starting from that version of your state, and keep those."""
+
+    run: str
+    round: int
+    exchange: int
+    state: str
+    keep: list[str]
+    token: str
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The site's letters back follow, and whom it refused one; `changed`: one left a new version of its state."""
+
+    run: str
+    version: str
+    changed: bool
+
+
+@dataclass(frozen=True)
 class Unfitting:
     """No answer yet, because a field does not fit what the layer's invitation says; what it needs."""
 
     field: str
     needed: int
     why: str
+    request: str = since(2, "", "")
+    """The SHA-256 of the envelope that it answers."""
 
 
 @dataclass(frozen=True)
@@ -129,9 +197,24 @@ class Refusal:
 
     refused: bool
     why: str
+    request: str = since(2, "", "")
+    """The SHA-256 of the envelope that it answers."""
 
 
-Header = Question | Introduction | Start | Ready | Request | Reply | Unfitting | Refusal
+Header = (
+    Question
+    | Introduction
+    | Start
+    | Ready
+    | Request
+    | Reply
+    | Step
+    | Stepped
+    | Delivery
+    | Delivered
+    | Unfitting
+    | Refusal
+)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header)}
 
 
@@ -141,12 +224,17 @@ def seal(header: Header, payload: bytes = b"", protocol: int = PROTOCOL) -> byte
     Fields that the other's version of the protocol does not know are left out.
     """
     later = {one.name for one in dataclasses.fields(header) if one.metadata.get("since", 1) > protocol}
-    known = {name: value for name, value in dataclasses.asdict(header).items() if name not in later}
+    known = {name: value for name, value in vars(header).items() if name not in later}
     fields = {"kind": type(header).__name__, **known}
     if protocol > 1:
         fields[DIGEST] = _digest(fields, payload)
     text = _written(fields)
     return b"".join([len(text).to_bytes(8, "little"), text, payload])
+
+
+def digest(data: bytes) -> str:
+    """By which a refusal names the envelope that it answers."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def _written(fields: dict[str, Any]) -> bytes:
@@ -171,8 +259,8 @@ def unseal(data: bytes) -> tuple[Header, bytes]:
         raise WireError("not an envelope: unreadable header") from error
     if not isinstance(fields, dict):
         raise WireError("not an envelope: it does not say what it is")
-    digest = fields.pop(DIGEST, None)
-    if digest is not None and digest != _digest(fields, memoryview(data)[8 + length :]):
+    claimed = fields.pop(DIGEST, None)
+    if claimed is not None and claimed != _digest(fields, memoryview(data)[8 + length :]):
         raise WireError("not an envelope: cut short or damaged on its way")
     _check_version(fields.get("protocol", PROTOCOL))
     kind = KINDS.get(str(fields.pop("kind", "")))
@@ -213,7 +301,7 @@ def _check(kind: str, name: str, value: Any, hint: Any) -> None:
         good = len(value) < 100 and all(type(item) is inner[0] for item in value)
     texts = value if base is list else [value]
     good = good and all(len(text) <= LONGEST_TEXT for text in texts if isinstance(text, str))
-    if good and name in ("run", "version", "state", "keep", "phase"):
-        good = all(NAME.fullmatch(text) or (name == "state" and text == "") for text in texts)
+    if good and name in ("run", "version", "state", "node", "keep", "here", "phase"):
+        good = all(NAME.fullmatch(text) or (name in ("state", "node") and text == "") for text in texts)
     if not good:
         raise WireError(f"{kind}: {name} is not what it should be")

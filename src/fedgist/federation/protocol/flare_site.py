@@ -1,24 +1,37 @@
 """NVFlare's end at a site: a process that answers for as long as the site is connected."""
 
 import logging
+import os
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 
-from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.envelope import Refusal, digest, seal
 from fedgist.federation.protocol.flare_link import collab
+from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.site_host import SiteHost
 
 log = logging.getLogger("fedgist")
 
 
+def _end(site: str) -> None:
+    """End this process, which answers for the site and nothing else; the server gives the site another.
+
+    A process may die at any moment: what it keeps is on the disk, whole.
+    """
+    log.error(f"site {site}: an answer took longer than max_seconds and cannot be broken off; its process ends")
+    logging.shutdown()
+    os._exit(1)
+
+
 class FlareSite(ABC):
     """Abstract: the object that NVFlare calls at a site."""
 
-    _host: SiteHost | None = None
+    _host: SiteHost | HelperHost | None = None
     _made_from: object = None
 
     @abstractmethod
-    def make_host(self, site: str, kit: Path) -> SiteHost:
+    def make_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
         """What answers there."""
 
     @abstractmethod
@@ -32,13 +45,15 @@ class FlareSite(ABC):
             host = self._present_host(collab.site_name, Path(collab.workspace.get_root_dir()))
         except Exception as error:
             log.error(f"site {collab.site_name} cannot answer: {error}")
-            return seal(Refusal(False, "it cannot begin; the log of the site says why"))
+            return seal(Refusal(False, "it cannot begin; the log of the site says why", digest(envelope)))
         return host.handle(envelope)
 
-    def _present_host(self, site: str, kit: Path) -> SiteHost:
+    def _present_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
         found = self.settings(kit)
         if self._host is None or found != self._made_from:
             self._host, self._made_from = self.make_host(site, kit), found
+            if isinstance(self._host, SiteHost):  # what a helper computes is short
+                self._host.overdue = partial(_end, site)
         return self._host
 
     @collab.publish

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedgist.core.errors import FedgistError
-from fedgist.federation.protocol.envelope import Refusal, seal
+from fedgist.federation.protocol.envelope import Refusal, digest, seal
 from fedgist.federation.protocol.remote_engine import Lost
 from fedgist.federation.protocol.site_host import SiteHost
 
@@ -37,13 +37,14 @@ def client_app(name: Callable[[Context], str], make_host: Callable[[Context], Si
 
     @app.query(ANSWER)
     def answer(message: Message, context: Context) -> Message:
+        envelope = _envelope_in(message.content)
         try:
             if (asked := _name_in(message.content)) != name(context):
                 raise FedgistError(f"it was asked as {asked!r}: is that its site-name, or the name of its key?")
-            answered = make_host(context).handle(_envelope_in(message.content))
+            answered = make_host(context).handle(envelope)
         except Exception as error:  # its words may be about the site's data, and Flower would tell the server
             log.error(f"site {name(context)} cannot answer: {error}")
-            answered = seal(Refusal(False, "it cannot begin; the log of the site says why"))
+            answered = seal(Refusal(False, "it cannot begin; the log of the site says why", digest(envelope)))
         return Message(_content(envelope=answered), reply_to=message)
 
     return app

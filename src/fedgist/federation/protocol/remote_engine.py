@@ -2,7 +2,7 @@
 
 Whatever comes back is checked before it is believed: a reply that does not decode, holds numbers outside the range of
 their field or is out of all proportion is that site's failure, is said so by name, and the exchange goes on without it.
-Peer-to-peer topologies are not for this engine: it is the server.
+This engine is the server; where sites ask each other, `peer_engine` conducts them.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from fedgist.engines.engine import Engine, RoundReport, SiteFailure, misfits, ou
 from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
+    AGAIN,
     PROTOCOL,
     Header,
     Introduction,
@@ -40,6 +41,7 @@ from fedgist.federation.protocol.envelope import (
     Request,
     Start,
     Unfitting,
+    digest,
     seal,
     unseal,
 )
@@ -48,9 +50,15 @@ from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
-Asked = tuple[str, str, str]
-"""The run, the version and the fingerprint of a request."""
 REFUSED = "refused: "
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was sent, and what a reply to it has to name: the run, the version, the fingerprint."""
+
+    envelope: bytes
+    named: tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -119,9 +127,13 @@ class RemoteEngine(Engine):
         self.gone: dict[str, str] = {}
         """Sites that are not asked any more, and why."""
         self.lost: set[str] = set()
-        """Those of them that could not be reached, and are asked again once they can be."""
+        """Those of them that could not be reached or understood, and are asked again once they can be."""
         self._started = False
+        self._tokens: dict[str, str] = {}
+        """That of the last start of each site."""
         self._kept: list[dict[str, str]] = []
+        self.network: dict[str, Any] = {}
+        """What sites are told of each other, where they ask each other."""
 
     def run_round(self) -> RoundReport:
         self._take_attendance()
@@ -210,7 +222,7 @@ class RemoteEngine(Engine):
         if not self._started:
             self._start(self.ids)
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
-        requests, sent = {}, {}
+        sent: dict[str, Asked] = {}
         asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
         invited = self.layer.invite(self.here, ask.reply, asked)
         invitation = self._invitation(invited)
@@ -222,10 +234,8 @@ class RemoteEngine(Engine):
                 packed[key] = leaves, to_bytes(type(msg), leaves)
             self.count(SERVER, name, "down", type(msg), packed[key][0])
             self.count_invitation(SERVER, name, invited)
-            header, data = self._request(name, tag_of(type(msg)), len(invitation)), invitation + packed[key][1]
-            requests[name] = seal(header, data, self.protocols.get(name, PROTOCOL))
-            sent[name] = self._asked(name, header, data)
-        answers = self._exchange(requests, self.patience.count(len(requests), ask.at_least))
+            sent[name] = self._sealed(name, tag_of(type(msg)), invitation + packed[key][1], len(invitation))
+        answers = self._exchange(sent, self.patience.count(len(sent), ask.at_least))
         unfit: dict[str, Unfit] = {}
         replies = self._replies(ask, sent, answers, unfit)
         for name, leaves in replies.items():
@@ -244,17 +254,14 @@ class RemoteEngine(Engine):
 
     def _trip(self, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
         """Carry the layer's own messages to sites; who does not answer one is not in what comes back."""
-        sealed, asked = {}, {}
+        asked = {}
         for id, leaves in sorted(messages.items()):
             self.count(SERVER, id, "down", request, leaves)
-            header, data = self._request(id, tag_of(request)), to_bytes(request, leaves)
-            sealed[id], asked[id] = seal(header, data), self._asked(id, header, data)
+            asked[id] = self._sealed(id, tag_of(request), to_bytes(request, leaves))
         found: dict[str, Leaves] = {}
-        for id, data in sorted(self._exchange(sealed, len(sealed)).items()):
+        for id, data in sorted(self._exchange(asked, len(asked)).items()):
             try:
-                header, payload = _open(data, Reply)
-                if (header.run, header.version, header.request) != asked[id]:
-                    raise WireError("it answers another request")
+                _, payload = _reply(data, asked[id])
                 found[id] = self.codec_of(id).read(reply, payload)
             except (SiteFailure, WireError) as error:
                 self._miss(id, f"did not help to open the sum: {error}")
@@ -275,15 +282,14 @@ class RemoteEngine(Engine):
         replies: dict[str, Leaves] = {}
         for id, data in sorted(answers.items()):
             try:
-                header, payload = _open(data, Reply)
-                if (header.run, header.version, header.request) != asked[id]:
-                    raise WireError("it answers another request")
+                header, payload = _reply(data, asked[id])
                 replies[id] = self.codec_of(id).read(travelling, payload)
             except Unfit as error:
                 unfit[id] = error
             except SiteFailure as failure:
-                self._miss(id, str(failure))
-                self.gone |= {id: plain(str(failure))} if self.layer.over(str(failure)) else {}
+                self._miss(id, why := str(failure))
+                self.gone |= {id: plain(why)} if why == AGAIN or self.layer.over(why) else {}
+                self.lost |= {id} if why == AGAIN else set()
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
@@ -298,31 +304,47 @@ class RemoteEngine(Engine):
         self._check_enough()
         return replies
 
-    def _request(self, id: str, tag: str, invited: int = 0) -> Request:
+    def _sealed(self, id: str, tag: str, payload: bytes, invited: int = 0) -> Asked:
+        """A request to a site in this exchange; one with version 1 of the protocol knows no fingerprints."""
         keep = {version for kept in [*self._kept, self.versions] if (version := kept.get(id))}
-        state = self.working.get(id, self.versions.get(id, ""))
-        return Request(self.run, self.round, self.phase, self.exchange, tag, state, sorted(keep), invited)
+        state, spoken = self.working.get(id, self.versions.get(id, "")), self.protocols.get(id, PROTOCOL)
+        where = self.run, self.round, self.phase, self.exchange
+        header = Request(*where, tag, state, sorted(keep), invited, self._tokens.get(id, ""))
+        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest()) if spoken > 1 else ""
+        return Asked(seal(header, payload, spoken), (header.run, header.version, fingerprint))
 
-    def _asked(self, id: str, header: Request, payload: bytes) -> Asked:
-        """What a reply has to name; a site with version 1 of the protocol knows no fingerprints."""
-        digest = hashlib.sha256(payload).hexdigest()
-        return header.run, header.version, header.fingerprint(digest) if self.protocols.get(id, PROTOCOL) > 1 else ""
-
-    def _exchange(self, requests: Mapping[str, bytes], enough: int) -> dict[str, bytes]:
+    def _exchange(self, requests: Mapping[str, Asked], enough: int) -> dict[str, bytes]:
         """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""
         if not requests:
             return {}
-        answers = self.transport.exchange(requests, self.patience.timeout, enough)
+        envelopes = {id: asked.envelope for id, asked in requests.items()}
+        answers = self.transport.exchange(envelopes, self.patience.timeout, enough)
         for id in sorted(requests):
             found = answers.get(id)
             if found is None:
                 self._miss(id, "was not among the first to answer")
+            elif isinstance(found, Lost) and id not in self.ids:
+                self._miss(id, found.why)
             elif isinstance(found, Lost):
                 self.gone[id] = found.why
                 self.lost.add(id)
                 self._miss(id, f"{found.why}; the run goes on without it until it is back")
         self._check_enough()
         return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
+
+    def _call(self, envelopes: Mapping[str, bytes], kind: type[Any], failed: str) -> dict[str, tuple[Any, bytes]]:
+        """Send each its envelope; what comes back, by site, if it is of that kind. Who `failed` is missing."""
+        found: dict[str, tuple[Any, bytes]] = {}
+        asked = {id: Asked(envelope, (self.run, "", "")) for id, envelope in envelopes.items()}
+        for id, data in sorted(self._exchange(asked, len(asked)).items()):
+            try:
+                found[id] = _open(data, kind, envelopes[id])
+            except (SiteFailure, WireError) as error:
+                self._miss(id, f"{failed}: {error}")
+                if str(error) == AGAIN:
+                    self.gone[id] = AGAIN
+                    self.lost.add(id)
+        return found
 
     def _miss(self, id: str, why: str) -> None:
         why = plain(why)
@@ -335,27 +357,28 @@ class RemoteEngine(Engine):
     def _start(self, ids: Iterable[str]) -> None:
         """Tell sites what this run is; those that will not or cannot take part are left out, and named."""
         self._started = True
-        starts = {
-            id: seal(
-                Start(
-                    run=self.run,
-                    method=self.method.name,
-                    seed=self.rng.root,
-                    model=self.info[id]["model"],
-                    options={name: getattr(self.method.config, name) for name in options(self.method.config)},
-                    task=describe(self.method.task),
-                    layer=json.dumps(told) if (told := self.layer.describe()) else "",
-                ),
-                protocol=self.protocols.get(id, PROTOCOL),
+        starts: dict[str, Asked] = {}
+        for id in ids:
+            if id in self.gone:
+                continue
+            start = Start(
+                run=self.run,
+                method=self.method.name,
+                seed=self.rng.root,
+                model=self.info[id]["model"],
+                options={name: getattr(self.method.config, name) for name in options(self.method.config)},
+                task=describe(self.method.task) | self.network,
+                layer=json.dumps(told) if (told := self.layer.describe()) else "",
             )
-            for id in ids
-            if id not in self.gone
-        }
+            spoken = self.protocols.get(id, PROTOCOL)
+            self._tokens[id] = secrets.token_hex(8) if spoken > 1 else ""
+            starts[id] = Asked(seal(start, self._tokens[id].encode(), spoken), (self.run, "", ""))
         for id, answer in self._exchange(starts, len(starts)).items():
             try:
-                _open(answer, Ready)
+                _open(answer, Ready, starts[id].envelope)
             except (WireError, SiteFailure) as error:
                 self.gone[id] = plain(str(error))
+                self.lost |= {id} if isinstance(error, WireError) else set()  # what was damaged may be sent again
                 self._miss(id, f"does not take part: {error}")
         self._check_enough()
 
@@ -377,7 +400,7 @@ def ask_introductions(
         unclear = []
         for id, answer in (transport.exchange(asked, timeout, len(asked)) if asked else {}).items():
             try:
-                found[id] = answer if isinstance(answer, Lost) else _introduced(answer)
+                found[id] = answer if isinstance(answer, Lost) else _introduced(answer, asked[id])
             except (WireError, SiteFailure) as error:
                 found[id] = Lost(plain(str(error)))
                 unclear += [id] if protocol == PROTOCOL and not str(error).startswith(REFUSED) else []
@@ -404,8 +427,8 @@ class Introduced:
     """Its public keys for the roster, if it announces any."""
 
 
-def _introduced(answer: bytes) -> Introduced:
-    header, payload = _open(answer, Introduction)
+def _introduced(answer: bytes, asked: bytes) -> Introduced:
+    header, payload = _open(answer, Introduction, asked)
     return Introduced(plain(header.model, 100), header.protocol, payload)
 
 
@@ -424,10 +447,20 @@ def describe(task: Task) -> dict[str, Any]:
     }
 
 
-def _open(data: bytes, kind: type[Any]) -> tuple[Any, bytes]:
-    """The envelope, if it is of that kind; a refusal becomes the error that it tells."""
+def _reply(data: bytes, asked: Asked) -> tuple[Reply, bytes]:
+    """The reply, if it is one to that request."""
+    header, payload = _open(data, Reply, asked.envelope)
+    if (header.run, header.version, header.request) != asked.named:
+        raise WireError("it answers another request")
+    return header, payload
+
+
+def _open(data: bytes, kind: type[Any], asked: bytes) -> tuple[Any, bytes]:
+    """The envelope, if it is of that kind; a refusal of what was asked becomes the error that it tells."""
     header: Header
     header, payload = unseal(data)
+    if isinstance(header, (Unfitting, Refusal)) and header.request not in ("", digest(asked)):
+        raise WireError(f"it answers another request, or one that was damaged: {header.why}")
     if isinstance(header, Unfitting):
         raise Unfit(plain(header.why), header.field, header.needed)
     if isinstance(header, Refusal):

@@ -6,32 +6,42 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import logging
+import re
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec, Leaves, to_bytes
 from fedgist.core.federation import Site
 from fedgist.core.message import Params, WireError, tag_of
-from fedgist.core.method import Method
+from fedgist.core.method import Handler, Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
+from fedgist.dp import randomness
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol import network as networks
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    AGAIN,
     PROTOCOL,
+    Delivery,
     Header,
     Introduction,
     Question,
@@ -40,10 +50,15 @@ from fedgist.federation.protocol.envelope import (
     Reply,
     Request,
     Start,
+    Step,
     Unfitting,
+    digest,
     seal,
     unseal,
 )
+from fedgist.federation.protocol.letters import Desk
+from fedgist.federation.protocol.network import Network
+from fedgist.federation.protocol.peer_site import PeerRun
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
 from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
@@ -56,10 +71,16 @@ Prepare = Callable[[Start], tuple[Method, ClientData]]
 MakeLayer = Callable[[Start, Path], SiteLayer]
 """Makes a site's half of what lies between its replies and the server; the folder is the site's."""
 
+MakeDesk = Callable[[Network], Desk]
+"""Opens the desk at which a site seals its letters to other sites."""
+
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
+TOKEN = re.compile(rb"[0-9a-f]{0,64}")
 PHASES = ("round", "evaluation")
+STARTS = 1000
+"""Of so many starts of a run a late copy is known."""
 NEWER = 8
 """States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
 
@@ -71,12 +92,21 @@ def no_keys(start: Start, folder: Path) -> SiteLayer:
     return PlainSite()
 
 
+def no_desk(network: Network) -> Desk:
+    """Without keys a site can write to nobody."""
+    raise Refused("the run has no server, and this site no keys to seal letters with")
+
+
 class States:
     """The versions of a client's state in one run, on disk and in memory."""
 
     def __init__(self, folder: Path, first: Tree, put: Callable[[Tree], Tree]):
         self.folder, self._put = folder, put
         self._known = {"": put(first)}
+
+    def beside(self, name: str, first: Tree) -> "States":
+        """Versions of another state of the same run."""
+        return States(self.folder / name, first, self._put)
 
     def get(self, version: str) -> Tree:
         if version not in self._known:
@@ -130,11 +160,28 @@ class SiteRun:
         first = method.client_init(self._site(0, None, "init"))
         self.states = States(folder, first, executor.place.put)
         self.answered = Answered(folder / "answered.txt")
+        self._tokens_file = folder / "starts.txt"
+        self._tokens = self._tokens_file.read_text().split("\n") if self._tokens_file.is_file() else [""]
+        """Of the starts of this run, as they came; servers of before have none, which is the empty one."""
         self._judged: Request | None = None
         with suppress(OSError, WireError):  # none yet, or a damaged one
             self._judged = self._last_judged()[0]
 
+    def begin(self, token: str) -> None:
+        """A server begins with this run, or goes on with it; a copy of a start that was followed by another is late."""
+        if token != self._tokens[-1] and (not token or token not in self._tokens):
+            tokens = [*self._tokens, token][-STARTS:]
+            with storage.replacing(self._tokens_file) as draft:
+                draft.write_text("\n".join(tokens))
+            self._tokens = tokens
+
+    def check(self, token: str) -> None:
+        """Refuses what a server asks that began before the last one: it does not know what that one needs."""
+        if token != self._tokens[-1]:
+            raise SiteFailure(AGAIN)
+
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
+        self.check(header.token)
         here = Exchange(header.run, header.phase, header.round, header.exchange)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
@@ -146,27 +193,50 @@ class SiteRun:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
         policy.check_reply(handler)
-        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
-        self.answered.check(header.version, asked)
-        msg: Any = self.codec.decode(handler.request, payload)
-        before = self.states.get(header.state)
-        site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
-        (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
-        if isinstance(reply, SiteFailure):
-            raise reply
-        leaves = self.codec.pack(reply)
-        self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        leaves, state = self.reply(handler, header, payload, header.version)
+        question = f"{header.type} {header.state} {hashlib.sha256(payload).hexdigest()}"
+        here = dataclasses.replace(here, scopes=(question, self.answered.digest(header.version)))
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
-        if changed := not tree.same(site.state, before):
-            self.states.put(header.version, site.state)
+        if changed := state is not None:
+            self.states.put(header.version, state)
         if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
             with storage.replacing(self.heard) as draft:
                 draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header
-        self.states.forget(header.version, {header.state, *header.keep, self._judged.state if self._judged else ""})
+        self.forget(header.version, header.state, header.keep)
         return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
+
+    def reply(self, handler: Handler, header: Request, payload: bytes, once: str = "") -> tuple[Leaves, Tree | None]:
+        """A packed reply, and the state that it leaves behind, if that is a new one.
+
+        Under the name `once` only this request is ever answered, and only so; one without a name leaves the site not.
+        """
+        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        if once:
+            self.answered.check(once, asked)
+        msg: Any = self.codec.decode(handler.request, payload)
+        before = self.states.get(header.state)
+        site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
+        if self.method.task.private:
+            site.secret = partial(self._secret_bits, header.version, asked)
+        (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
+        if isinstance(reply, SiteFailure):
+            raise reply
+        leaves = self.codec.pack(reply)
+        if once:
+            self.answered.note(once, asked, to_bytes(handler.reply, leaves))
+        return leaves, None if tree.same(site.state, before) else site.state
+
+    def forget(self, version: str, state: str, keep: Collection[str]) -> None:
+        """Of the states before a version, keep these, and the one that was judged last."""
+        self.states.forget(version, {state, *keep, self._judged.state if self._judged else ""})
+
+    def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
+        """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
+        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:
         """What the layer goes by; a server that leaves it out wants the reply itself."""
@@ -214,12 +284,18 @@ class SiteHost:
         model: str = "",
         enrol: Enrol = lambda roster: b"",
         layer: MakeLayer = no_keys,
+        desk: MakeDesk = no_desk,
     ):
+        self.overdue: Callable[[], None] | None = None
+        """What ends a computation that cannot be broken off; without it, it goes on and its answer is not sent."""
+        self.desk = desk
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
-        self._lock = threading.Lock()
+        self._lock, self._me = threading.Lock(), secrets.token_hex(8).encode()
         self._run: SiteRun | None = None
+        self._peers: PeerRun | None = None
+        """The same run, where it has no server."""
 
     def close(self) -> None:
         """Says that a run is over, and where what it left lies."""
@@ -227,7 +303,7 @@ class SiteHost:
             run, kept = self._run.start.run, self._run.heard.is_file()
             how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
             log.info(f"site {self.id}: {run} has ended{how}")
-            self._run = None
+            self._run = self._peers = None
 
     def recall(self, run: str) -> SiteRun:
         """A run that this site took part in, for the site itself: its policy is about others."""
@@ -238,9 +314,23 @@ class SiteHost:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
         with self._lock:
             try:
-                return self._noted(data)
+                with self._alone():
+                    return self._noted(data)
             except OSError as error:  # what cannot be noted does not leave; that it could not, may
-                return seal(self._refusal(error))
+                return seal(self._refusal(error, data))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait while another process answers for this site, as one whose job has lost it; then what it did is read."""
+        with (self.folder / "answering").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if file.read() != self._me:
+                self._run = self._peers = None
+                file.truncate(0)
+                file.write(self._me)
+                file.flush()
+            yield
 
     def _noted(self, data: bytes) -> bytes:
         about: dict[str, Any] = {"kind": "unreadable"}
@@ -249,16 +339,16 @@ class SiteHost:
             header, body = unseal(data)
         except WireError as error:
             self.audit.write("in", data, **about)
-            answered: Header = self._refusal(error)
+            answered: Header = self._refusal(error, data)
         else:
             about = _about(header)
             self.audit.write("in", data, **about)
             try:
-                with within_seconds(self.policy.max_seconds):
+                with within_seconds(self.policy.max_seconds, self.overdue):
                     answered, payload = self._answer(header, body)
-                    spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
-                answered = self._refusal(error)
+                answered = self._refusal(error, data)
+            spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
         sealed = seal(answered, payload, spoken)
         self.audit.write("out", sealed, **{**about, **_about(answered)})
         return sealed
@@ -268,13 +358,25 @@ class SiteHost:
             self.policy.check_method(header.method)
             return Introduction(self.model), self.enrol(payload)
         if isinstance(header, Start):
+            if not TOKEN.fullmatch(payload):
+                raise WireError("Start: its token is not what it should be")
             if self._run is None or self._run.start != header:
                 self._run = self._begin(header)
+            self._run.begin(payload.decode())
             return Ready(), b""
-        if isinstance(header, Request):
+        if isinstance(header, (Request, Step, Delivery)):
             if self._run is None or self._run.start.run != header.run:
                 self._run = self._begin(self._recall_start(header.run))
-            return self._run.answer(header, payload, self.policy)
+            if isinstance(header, Request):
+                if self._peers is not None:
+                    self._peers.check_server(header)
+                return self._run.answer(header, payload, self.policy)
+            if self._peers is None:
+                raise Refused("the run has a server: sites do not write to each other in it")
+            self._run.check(header.token)
+            if isinstance(header, Step):
+                return self._peers.step(header, payload)
+            return self._peers.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
 
     @property
@@ -290,15 +392,23 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
+        if network := networks.asked(start):
+            networks.check(network, self.id, start, method, self.policy)
         for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs(start.run)
+        self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
-        self.audit.note("leaves", kind="Leaves", run=start.run, method=start.method, model=start.model, leave=leave)
-        log.info(f"site {self.id} takes part in {start.run} with {start.model}; what may leave: {' | '.join(leave)}")
+        seen = {"neighbours": network.possible(self.id, start.seed)} if network else {}
+        note = {"run": start.run, "method": start.method, "model": start.model, "leave": leave, **seen}
+        self.audit.note("leaves", kind="Leaves", **note)
+        to = f" to {', '.join(seen['neighbours'])}, who see all of it" if seen else ""
+        log.info(
+            f"site {self.id} takes part in {start.run} with {start.model}; what may leave{to}: {' | '.join(leave)}"
+        )
         return run
 
     def _forget_old_runs(self, current: str) -> None:
@@ -332,21 +442,22 @@ class SiteHost:
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
-    def _refusal(self, error: Exception) -> Refusal | Unfitting:
+    def _refusal(self, error: Exception, data: bytes) -> Refusal | Unfitting:
         """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
         why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
         refused = isinstance(error, (Refused, NoSum))
         log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
         if isinstance(error, Unfit):
             # What the field holds is the site's own affair; the power of two that it needs is not.
-            return Unfitting(error.field, error.needed, f"{error.field} needs a range of ±2^{error.needed}")
-        if refused or isinstance(error, (WireError, SiteFailure)):
-            return Refusal(refused, plain(str(error)))
-        return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more")
+            told = f"{error.field} needs a range of ±2^{error.needed}"
+            return Unfitting(error.field, error.needed, told, digest(data))
+        if not refused and not isinstance(error, (WireError, SiteFailure)):
+            return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more", digest(data))
+        return Refusal(refused, plain(str(error)), digest(data))
 
 
 def _about(header: Header) -> dict[str, Any]:
     """What the audit log says about an envelope."""
-    fields = dataclasses.asdict(header)
+    fields = vars(header)
     names = ("run", "method", "round", "phase", "exchange", "type", "version", "changed", "refused", "why")
     return {"kind": type(header).__name__, **{name: fields[name] for name in names if name in fields}}
