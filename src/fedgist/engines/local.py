@@ -170,7 +170,8 @@ class LocalEngine(Engine):
 
     def deliver(self, ask: Ask) -> list[Delivery]:
         """Pack each request once, count it for each site that is there, and start the sites' handlers."""
-        if strangers := sorted(set(ask.to) - set(self.reach.get(ask.node, self.ids))):
+        near = self.reach.get(ask.node, self.ids)
+        if strangers := sorted(set(ask.to).difference(self.info if near is self.ids else near)):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
         packed: dict[tuple[int, str], tuple[Any, Size, Callable[[], Leaves]]] = {}
         deliveries: list[Delivery] = []

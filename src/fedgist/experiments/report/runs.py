@@ -6,10 +6,11 @@ import itertools
 import math
 import os
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -307,19 +308,21 @@ def read_ledger(path: Path) -> Wire:
     with path.open(newline="", encoding="utf-8") as file:
         rows = csv.reader(file)
         at = {name: i for i, name in enumerate(next(rows, []))}
+        if not at:
+            return wire
         names = ("round", "phase", "direction", "type", "header_bytes", "payload_bytes", "paper_bytes")
-        columns = [at[name] for name in names] if at else []
-        for row in rows:
-            if len(row) < len(at):
-                continue  # the last row of a run that is being written, or that was killed
-            round, phase, direction, kind, header, payload, paper = (row[i] for i in columns)
-            counts = wire.kinds[phase, direction, kind]
-            counts.messages += 1
-            counts.header += int(header)
-            counts.payload += int(payload)
-            counts.paper += int(paper or 0)
-            if phase == "round" and direction == "up":
-                wire.paper_up[int(round)] += int(paper or 0)
+        columns = itemgetter(*(at[name] for name in names))
+        # A million rows are of few kinds. The last of a run that is being written, or was killed, may be cut short.
+        equal = Counter(columns(row) for row in rows if len(row) >= len(at))
+    for row, messages in equal.items():
+        round, phase, direction, kind, header, payload, paper = row
+        counts = wire.kinds[phase, direction, kind]
+        counts.messages += messages
+        counts.header += messages * int(header)
+        counts.payload += messages * int(payload)
+        counts.paper += messages * int(paper or 0)
+        if phase == "round" and direction == "up":
+            wire.paper_up[int(round)] += messages * int(paper or 0)
     return wire
 
 
