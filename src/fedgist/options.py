@@ -99,8 +99,13 @@ class Option:
         """What it is for, and what it may be where that is a list of names."""
         if self.choices is None:
             return self.help
-        count = "Any" if get_origin(self.kind) is tuple else "One"
+        count = "Any" if self.is_list else "One"
         return f"{self.help}\n{count} of: {', '.join(map(str, self.choices))}."
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its value is a list, written with commas."""
+        return get_origin(self.kind) is tuple
 
     def read(self, value: Any) -> Any:
         """`value` (from TOML, from text, from Python) as this option's type and within its range, or an error."""

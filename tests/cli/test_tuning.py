@@ -62,6 +62,25 @@ def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert value["accuracy"] in (0.0, 1.0)  # all images look alike, and all have one label: it can be noticed
 
 
+def test_a_value_that_is_a_list_is_one_value(tmp_path: Path) -> None:
+    """`architectures=a,b` is one setting of a run, for clients in turn, and no trial of each."""
+    assert tuning.choices(["repshare"], ["architectures=mlp,cnn"]) == ({}, {"architectures": "mlp,cnn"})
+    tried, _ = tuning.choices(["repshare"], ["architectures=mlp,cnn; cnn,cnn", "lr=1,2"])
+    assert tried == {"architectures": ["mlp,cnn", "cnn,cnn"], "lr": ["1", "2"]}
+    small = ["--dataset", "wine", "--clients", "2", "--rounds", "1", "--set", "steps=1", "--json"]
+    both = "architectures=mlp:hidden=4,tabular:hidden=4;mlp:hidden=4"
+    words = ["tune", "independent", "--model", "mlp:hidden=4", "--set", both, "--out", str(tmp_path), *small]
+    trials = json.loads(call(*words).stdout)["trials"]
+    assert [trial["setting"]["architectures"] for trial in trials] == both.removeprefix("architectures=").split(";")
+    used = [tomllib.loads(path.read_text())["architectures"] for path in tmp_path.glob("*/config.toml")]
+    assert sorted(map(len, used)) == [1, 2]
+    assert tomllib.loads((tmp_path / "chosen.toml").read_text())["independent"]["architectures"] in used
+    models = ["tune", "independent", "--set", "model=mlp:hidden=4,mlp:hidden=5", "--out", str(tmp_path / "m"), *small]
+    call(*models)
+    used = [tomllib.loads(path.read_text())["model"] for path in (tmp_path / "m").glob("*/config.toml")]
+    assert sorted(used) == ["mlp:hidden=4", "mlp:hidden=5"]  # and not twice what `compare` would take
+
+
 def test_a_budget_draws_equally_many_settings_of_each_grid_and_the_same_again() -> None:
     tried = {"lr": ["0.1", "0.2", "0.3"], "mu": ["0", "1"]}
     drawn = tuning.settings("fedprox", tried, 4, seed=1)

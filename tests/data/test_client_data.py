@@ -104,7 +104,7 @@ def test_counts_pool_and_device() -> None:
     assert {t.device.type for t in (moved.x, moved.y, *moved.test)} == {"meta"}
     assert moved.classes == 5
     assert ClientData(data.x, data.y, 5).to("cpu").test is None
-    assert moved.steps(Rng(0), 2, 2)["index"].device.type == "meta"  # a plan lies where the data lies
+    assert moved.steps(Rng(0), 2, 2)["index"].device.type == "cpu"  # from where those of all clients travel in one go
 
 
 def test_a_huge_batch_is_all_that_a_client_has_and_a_sensible_one_is_filled_up_as_ever():

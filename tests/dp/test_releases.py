@@ -29,7 +29,7 @@ def scores(mechanism: Mechanism, record: dict[str, float], factor: float = 1.0) 
     for there in (0.0, 1.0):
         leaves = {name: torch.full((N,), there * size, dtype=torch.float64) for name, size in record.items()}
         noised = mechanism.noised(SUMS, leaves, simulated(Rng(int(there))))
-        weights = {name: size / mechanism.sigma(SUMS.fields[name], 1) ** 2 for name, size in record.items()}
+        weights = {name: size / mechanism.sigma(SUMS.fields[name], SUMS) ** 2 for name, size in record.items()}
         clean = sum(leaves[name] * weight for name, weight in weights.items())
         found = sum(noised[name] * weight for name, weight in weights.items())
         worlds.append(clean + factor * (found - clean))
@@ -53,11 +53,11 @@ def test_the_audit_flags_planted_faults(record: dict[str, float], factor: float)
 def test_the_noise_of_a_field_is_its_own() -> None:
     """σ = Δ/(μ√s); the cost of all fields is that of the reply; chi-square on every field, within one in a million."""
     mechanism = Mechanism(MU)
-    cost = sum((one.sensitivity / mechanism.sigma(one, 1)) ** 2 for one in SUMS.fields.values())
+    cost = sum((one.sensitivity / mechanism.sigma(one, SUMS)) ** 2 for one in SUMS.fields.values())
     assert mechanism.release(SUMS).noise ** -2 == pytest.approx(cost) == pytest.approx(MU**2)
     noised = mechanism.noised(SUMS, {name: torch.zeros(N).double() for name in "ab"}, simulated(Rng(4)))
     for name, one in SUMS.fields.items():
-        spread = (noised[name] / mechanism.sigma(one, 1)).square().sum().item()
+        spread = (noised[name] / mechanism.sigma(one, SUMS)).square().sum().item()
         assert 1e-6 < stats.chi2.cdf(spread, N) < 1 - 1e-6
 
 
@@ -67,7 +67,7 @@ def test_parts_of_the_noise_add_up() -> None:
     zeros = {name: torch.zeros(N).double() for name in "ab"}
     parts = [shared.noised(SUMS, zeros, simulated(Rng(k))) for k in range(10)]
     total = sum(part["a"] for part in parts)
-    assert 1e-6 < stats.chi2.cdf((total / alone.sigma(SUMS.fields["a"], 1)).square().sum().item(), N) < 1 - 1e-6
+    assert 1e-6 < stats.chi2.cdf((total / alone.sigma(SUMS.fields["a"], SUMS)).square().sum().item(), N) < 1 - 1e-6
     assert shared.release(SUMS) == alone.release(SUMS)
 
 
@@ -79,9 +79,9 @@ def test_the_grid(mu: float, sensitivity: float, share: float, numbers: int) -> 
     one, mechanism = Sum(sensitivity, share), Mechanism(mu)
     if 2 * math.sqrt(numbers) / (mu * math.sqrt(share)) > LARGEST / 2:
         with pytest.raises(fg.FedgistError, match="finds no room on a grid"):
-            mechanism.grid(one, 1, numbers)
+            mechanism.grid(one, Sums({}), numbers)
         return
-    step, steps = mechanism.grid(one, 1, numbers)
+    step, steps = mechanism.grid(one, Sums({}), numbers)
     assert math.log2(step).is_integer() and LARGEST // 8 < steps <= LARGEST
     with_rounding = sensitivity + 2 * math.sqrt(numbers) * step
     assert with_rounding / (steps * step) <= mu * math.sqrt(share) * (1 + 1e-9)

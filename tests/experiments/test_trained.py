@@ -87,6 +87,19 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
         )
 
 
+def test_onnx_computes_what_gist_learned(tmp_path: Path) -> None:
+    """Scattering is written for ONNX without the functions that it lacks."""
+    pytest.importorskip("onnxscript")
+    reference = pytest.importorskip("onnx.reference")
+    fedgist.run("gist", data="digits", clients=2, rounds=1, grid=2, scales=1, out=tmp_path / "run")
+    path = exporting.export(tmp_path / "run", tmp_path / "model.onnx", "onnx", normalised=True)
+    x = Rng(1).uniform(3, 1, 8, 8)
+    (scores,) = reference.ReferenceEvaluator(str(path)).run(None, {"x": x.numpy()})
+    with torch.no_grad():
+        wanted = fedgist.load(tmp_path / "run", normalised=True)(x)
+    torch.testing.assert_close(torch.tensor(scores), wanted, rtol=1e-4, atol=1e-4)
+
+
 class Counting(nn.Module):
     """Two linear layers and BatchNorm, whose count of batches is a whole number."""
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedgist import methods, models
+from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.task import Task
 from fedgist.data.client_data import ClientData
@@ -16,7 +17,8 @@ from fedgist.engines.local import LocalEngine
 from fedgist.experiments import privacy
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
-from fedgist.families.private_training import PrivateOptions, noisy_steps
+from fedgist.families.global_model import GlobalModelOptions
+from fedgist.families.private_training import noisy_steps
 
 PRIVATE: dict[str, Any] = {"method": "fedavg", "epsilon": 8.0, "weighting": "uniform", "noise_multiplier": 1.0}
 SMALL = {"dataset": "digits", "limit": 120, "clients": 3, "model": "mlp:hidden=8", "steps": 3, "device": "cpu"}
@@ -55,17 +57,45 @@ def test_a_client_without_data_sends_noise_with_the_weight_of_any() -> None:
     assert all(not torch.equal(value, before[name]) for name, value in engine.state["w"].items())
 
 
-def test_a_server_refuses_it_across_machines() -> None:
-    method, _ = setting()
-    with pytest.raises(FedgistError, match="for simulations on one machine only"):
-        privacy.across(method, resolve({**SMALL, **PRIVATE}), None)
+TRAINING = {"by DP-SGD": ("fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedensemble", "tofu", "codream")}
+CHEAP: dict[str, dict[str, Any]] = {
+    "tofu": {"images": 2, "iterations": 2},
+    "codream": {"exchanges": 2, "dreams": 4, "warm_up": 1, "distil_steps": 2, "sampling": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", TRAINING["by DP-SGD"])
+def test_what_a_client_sends_depends_on_batches_and_noise_alone(name: str) -> None:
+    """Two runs in which no batch holds anything: whatever the records are, the transcript is the same to the last bit.
+
+    What would not be made of noisy steps (a count, a class, a mean, a score) would differ.
+    """
+    found = []
+    for world in range(2):
+        config = resolve({**SMALL, **PRIVATE, "method": name, "sampling": 1e-9, "epsilon": 8.0, **CHEAP.get(name, {})})
+        config = replace(config, options=replace(config.options, sampling=1e-9, steps=2))
+        inputs = from_dataset(config)
+        for id, held in inputs.sites.items():
+            if world:  # others, and fewer
+                inputs.sites[id] = ClientData(
+                    held.x[: held.n // 2].flip(0) * 3, held.y[: held.n // 2] * 0, held.classes
+                )
+        method = methods.find(name)(config.options, inputs.task)
+        layer = privacy.simulated(method, inputs, config, None, torch.device("cpu"))
+        engine = LocalEngine(
+            method, inputs.sites, seed=3, executor=executor("sequential"), info=inputs.info, layer=layer
+        )
+        assert engine.run_round().skipped is None
+        found.append({key: value for key, value in engine.state.items() if key in ("w", "dreams", "buffer")})
+    for one, other in zip(*map(tree.leaves, found), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_a_round_costs() -> None:
     """Steps are public: those given, or epochs over the rate; never a count of records."""
-    options = PrivateOptions(weighting="uniform", noise_multiplier=2.0, sampling=0.05, epochs=3)
-    assert noisy_steps(options, ()).release == Release(2.0, 0.05, 60)
-    assert noisy_steps(replace(options, steps=7), ()).release == Release(2.0, 0.05, 7)
+    options = GlobalModelOptions(weighting="uniform", noise_multiplier=2.0, sampling=0.05, epochs=3)
+    assert noisy_steps(options, (), options.private_steps).release == Release(2.0, 0.05, 60)
+    assert replace(options, steps=7).private_steps == 7
 
 
 @pytest.mark.parametrize(

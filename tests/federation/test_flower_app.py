@@ -41,7 +41,7 @@ def test_the_app_says_all_that_was_asked_for(tmp_path: Path) -> None:
     assert {key: flat(resolve(read.run, {"clients": 2}))[key] for key in run} == {key: expected[key] for key in run}
     assert set(expected) - set(run) == {
         "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client", "partition_seed", "discrepancy",
-        "architectures", "seeds", "offline", "delay", "topology", "validation", "client_test",
+        "architectures", "seeds", "offline", "delay", "validation", "client_test",
     }  # fmt: skip
 
 

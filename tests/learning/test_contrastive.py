@@ -15,9 +15,12 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.work import Pool, gradient
 from fedgist.learning.contrastive import (
+    CRITIC,
+    TEMPERATURE,
     Averager,
     RepresentationLoss,
     chosen,
+    critic,
     discriminator,
     distance,
     draw,
@@ -120,10 +123,32 @@ def test_teachers_gradient_reaches_the_classifier(model: Model, batch: dict[str,
     students = torch.tensor([[4.0, 0, 0, 0]], dtype=torch.float64)  # constant: the gradient comes through the teachers
 
     def objective(w: Params) -> tuple[Tensor, None]:
-        teachers = model.head(w, batch["lesson"]["observations"][0])[None]
-        return discriminator(students, torch.tensor([0]), teachers, torch.ones(CLASSES)).sum(), None
+        agreement = log_agreement(students, model.head(w, batch["lesson"]["observations"][0]))
+        return discriminator(agreement, torch.tensor([0]), 1, torch.ones(CLASSES)).sum(), None
 
     assert gradient(objective, batch["w"])[0]["classifier.weight"].abs().sum() > 1e-2
+
+
+def test_external_discriminator_equals_a_plain_reading(model: Model, batch: dict[str, Any]) -> None:
+    """Pair by pair in numpy: ĥ = e^z / (e^z + C − 1), z = cos(A s, B t) / τ; −log ĥ where c = y, else −log(1 − ĥ)."""
+    w = batch["w"] | {name: tensor.double() for name, tensor in critic(FEATURES, Rng(3)).items()}
+    a, b = (w[CRITIC + name].numpy() for name in ("student", "teacher"))
+    features = model(w, batch["x"]).features.detach().numpy()
+    teachers, observed = (batch["lesson"][name].numpy() for name in ("observations", "observed"))
+    total = 0.0
+    for s, y, counts in zip(features, batch["y"].tolist(), batch["mask"].tolist(), strict=True):
+        for c in range(CLASSES):
+            for t in teachers[:, c]:
+                u, v = a @ s, b @ t
+                odds = np.exp(u @ v / np.linalg.norm(u) / np.linalg.norm(v) / TEMPERATURE) / (CLASSES - 1)
+                h = odds / (odds + 1)
+                total -= counts * observed[c] * np.log(h if c == y else 1 - h) / MANY
+    output = model(w, batch["x"])
+    lesson, weights = batch["lesson"], torch.tensor([0.0, 1.0], dtype=torch.float64)
+    arguments = output, batch["y"], batch["mask"], w, lesson, *weights
+    found = RepresentationLoss(model, "paper", "external")(*arguments)
+    base = cross_entropy(output, batch["y"], batch["mask"], w)
+    assert (found - base).item() == pytest.approx(total / batch["mask"].sum().item(), rel=1e-10)
 
 
 def test_what_is_absent_adds_nothing(model: Model, batch: dict[str, Any]) -> None:

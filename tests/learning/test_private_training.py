@@ -13,8 +13,10 @@ from torch import Tensor
 from fedgist import models
 from fedgist.core.rng import Rng
 from fedgist.dp.audit import least_mu
+from fedgist.dp.randomness import secret, simulated
+from fedgist.dp.releases import grid
 from fedgist.learning.optimisers import SGD
-from fedgist.learning.private_training import PrivateTrainer, clipped_sum, poisson
+from fedgist.learning.private_training import PrivateTrainer, gradients, poisson
 
 MODEL = models.build("mlp", (1, 4, 4), 3, hidden=(5,))
 W = MODEL.init(Rng(0))
@@ -24,7 +26,7 @@ TRAINER = PrivateTrainer(MODEL, SGD(), C, SIGMA, batch=4)
 
 
 def total(x: Tensor, y: Tensor, limit: float = C) -> dict[str, Tensor]:
-    return clipped_sum(TRAINER.gradients(W, x, y), torch.ones(len(y)), limit)
+    return gradients(MODEL, W, x, y).clipped_sum(torch.ones(len(y)), limit)
 
 
 def norm(tensors: dict[str, Tensor]) -> float:
@@ -49,7 +51,7 @@ def test_a_step_is_the_algorithm_written_out() -> None:
     batch = {"index": index, "mask": mask.double(), "seed": seed}
     plain = {name: value.detach() for name, value in w.items()}
     after, _ = TRAINER.step((plain, {}), batch, pool, torch.tensor(0.25).double())
-    for name, value in TRAINER.noised(expected, seed).items():
+    for name, value in TRAINER.noised(expected, batch).items():
         torch.testing.assert_close(after[name], plain[name] - 0.25 * value / 4, rtol=1e-5, atol=1e-6)
 
 
@@ -73,7 +75,7 @@ def test_an_outlier_counts_for_all_of_the_clip() -> None:
 def draws(value: dict[str, Tensor], sigma: float = SIGMA) -> dict[str, Tensor]:
     """N noised releases of a sum."""
     trainer = PrivateTrainer(MODEL, SGD(), C, sigma, batch=4)
-    return torch.func.vmap(lambda seed: trainer.noised(value, seed))(Rng(5).seeds(N))
+    return torch.func.vmap(lambda seed: trainer.noised(value, {"seed": seed}))(Rng(5).seeds(N))
 
 
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
@@ -81,6 +83,39 @@ def test_the_noise_has_the_deviation_that_is_charged() -> None:
     for noise in draws(zeros).values():
         spread = (noise / (SIGMA * C)).square().sum().item()
         assert 1e-6 < stats.chi2.cdf(spread, noise.numel()) < 1 - 1e-6
+
+
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+def test_ghost_norms_are_norms(net: str) -> None:
+    """Products of two norms instead of a gradient for each record: norms and clipped sums as one autograd call each."""
+    shape = (1, 4, 4) if net == "mlp" else (1, 16, 16)
+    model = models.build(net, shape, 3, **({"hidden": (6, 5)} if net == "mlp" else {}))
+    w = {name: value.double() for name, value in model.init(Rng(0)).items()}
+    x, y = Rng(2)("x").normal(4, *shape).double(), Rng(2)("y").integers(3, 4)
+    found = gradients(model, w, x, y)
+    assert found.entering.keys() == model.linear and len(model.linear) >= 3
+    expected = {name: torch.zeros_like(value) for name, value in w.items()}
+    for i in range(4):
+        leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+        loss = F.cross_entropy(model(leaves, x[i : i + 1], train=True).logits, y[i : i + 1])
+        one = dict(zip(w, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        assert found.squares()[i].sqrt().item() == pytest.approx(norm(one), rel=1e-9)
+        for name, grad in one.items():
+            expected[name] += grad * min(1.0, C / norm(one))
+    for name, value in found.clipped_sum(torch.ones(4), C).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-7)
+
+
+def test_the_noise_of_a_site_is_on_a_grid_and_has_the_deviation_that_is_charged() -> None:
+    """Integers of ChaCha20: at least σC, by no more than what rounding needs; all sums leave on the grid."""
+    step, deviation = grid(SIGMA * C, C, MODEL.size)
+    assert 1 <= step * deviation / (SIGMA * C) < 1 + 1e-4
+    drawn = TRAINER.draw(200, secret()).double()
+    assert drawn.shape == (200, MODEL.size)
+    assert 1e-6 < stats.chi2.cdf((drawn / deviation).square().sum().item(), drawn.numel()) < 1 - 1e-6
+    released = TRAINER.noised({name: value.double() / 3 for name, value in W.items()}, {"noise": drawn[0].int()})
+    for value in released.values():
+        assert torch.equal((value / step).round(), value / step)
 
 
 def audited(limit: float = C, sigma: float = SIGMA) -> float:
@@ -107,7 +142,7 @@ def test_the_audit_flags_planted_faults(limit: float, sigma: float) -> None:
 
 def test_batches_are_poisson() -> None:
     """Each record is in each batch with the same chance, once at most, and the size of a batch is binomial."""
-    plan = poisson(50, 4000, 0.1, Rng(3))
+    plan = poisson(50, 4000, 0.1, simulated(Rng(3)))
     index, mask = plan["index"], plan["mask"].bool()
     counts = torch.bincount(index[mask], minlength=50).double()
     assert 1e-6 < stats.chi2.cdf(((counts - 400).square() / 360).sum().item(), 50) < 1 - 1e-6
@@ -118,5 +153,5 @@ def test_batches_are_poisson() -> None:
 
 
 def test_batches_of_few_records() -> None:
-    assert poisson(0, 3, 0.5, Rng(0))["mask"].tolist() == [[0.0]] * 3
-    assert poisson(4, 2, 1.0, Rng(0))["index"].tolist() == [[0, 1, 2, 3]] * 2
+    assert poisson(0, 3, 0.5, secret())["mask"].tolist() == [[0.0]] * 3
+    assert poisson(4, 2, 1.0, secret())["index"].tolist() == [[0, 1, 2, 3]] * 2

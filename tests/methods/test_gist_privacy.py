@@ -81,7 +81,7 @@ def audited(method: Gist, record: Tensor, factor: float = 1.0, clip: float = 1.0
                 along = torch.full((N,), there * torch.linalg.vector_norm(difference).item(), dtype=torch.float64)
                 alone = Sums({name: one}, declared.times)
                 noised = mechanism.noised(alone, {name: along}, simulated(Rng(there, name)))[name]
-                weight = torch.linalg.vector_norm(difference).item() / mechanism.sigma(one, declared.times) ** 2
+                weight = torch.linalg.vector_norm(difference).item() / mechanism.sigma(one, declared) ** 2
                 score = score + weight * (along + factor * (noised - along))
         worlds.append(score)
     return least_mu(*worlds)
@@ -107,7 +107,7 @@ def test_all_of_the_budget_is_spent_and_no_more() -> None:
     spent = sum(mechanism.release(declared).noise ** -2 for declared in method.releases.values())
     assert spent == pytest.approx(MU**2)
     by_hand = sum(
-        (one.sensitivity / mechanism.sigma(one, 1)) ** 2
+        (one.sensitivity / mechanism.sigma(one, declared)) ** 2
         for declared in method.releases.values()
         for one in declared.fields.values()
     )

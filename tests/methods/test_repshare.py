@@ -18,7 +18,7 @@ from fedgist.data import topologies
 from fedgist.data.client_data import ClientData
 from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine
-from fedgist.learning.contrastive import chosen
+from fedgist.learning.contrastive import CRITIC, chosen
 from toys import apart, play, received, toy_federation
 
 CLASSES, FEATURES = 10, 16
@@ -153,6 +153,22 @@ def test_without_observations_only_the_distance_is_left() -> None:
     some, none = (play(build(m_up=m, m_down=m, lambda_disc=0.0), 3) for m in (1, 0))
     assert storage.digest(weights(some)) == storage.digest(weights(none))
     assert none.state["buffers"]["0"]["observations"].numel() == 0
+
+
+def test_an_external_discriminator_trains_beside_the_model_and_stays_at_its_client(tmp_path: Path) -> None:
+    ledgers = {kind: tmp_path / kind for kind in ("classifier", "external")}
+    for kind, path in ledgers.items():
+        ledger = Ledger(path)
+        engine = play(build(discriminator=kind, ledger=ledger))
+        before = weights(engine)
+        play(engine, 2)
+        ledger.close()
+    for id, w in weights(engine).items():
+        beside = [name for name in w if name.startswith(CRITIC)]
+        assert len(beside) == 2 and not any(torch.equal(w[name], before[id][name]) for name in beside)
+    for me in engine.clients():
+        assert engine.method.client_weights(me, {}).keys() == engine.method.model.shapes.keys()
+    assert ledgers["external"].read_text() == ledgers["classifier"].read_text()  # as many bytes, of the same messages
 
 
 def test_common_start() -> None:

@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.models.layers import Moments, Norm, channel_moments
 
 RNG = Rng(3)("norms")
@@ -116,7 +117,7 @@ def test_tapped_statistics_are_differentiable_and_vmap():
     x = RNG("x").normal(3, 6, 4, 2, 2).double()
 
     def total(x, which):
-        tap = []
+        tap = Tap()
         step(w, x, None, tap)
         return tap[0][which].sum()
 

@@ -63,7 +63,7 @@ def tune(
         from fedgist.experiments import config as configs
         from fedgist.experiments.folder import write_text
 
-        tried, fixed = tuning.choices(set or [])
+        tried, fixed = tuning.choices(methods, set or [])
         tuning.check(methods, tried)
         own, common = configs.load_several(config) if config else ({}, {})
         layer = {"validation": tuning.VALIDATION, "eval_every": 0, **common, **fixed, **flags}

@@ -20,12 +20,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedgist.core.message import DTYPES, SCALARS, Bounds, Exactly, Params, Wire, WireError, schema_of, tag_of
+from fedgist.core.rows import Leaves as Leaves
+from fedgist.core.rows import Part
 from fedgist.core.work import Place
 
 T = TypeVar("T")
-
-Leaves = dict[str, Tensor]
-"""A message as it lies on the wire: "field" or "field/name" -> tensor of the wire dtype, in the declared order."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,16 @@ class Size:
     header: int
     payload: int
     numbers: int
+
+    @property
+    def exact(self) -> int:
+        """All bytes."""
+        return self.header + self.payload
+
+    @property
+    def paper(self) -> int:
+        """The paper's count: numbers times four."""
+        return 4 * self.numbers
 
 
 Described = tuple[str, torch.dtype, tuple[int, ...]]
@@ -53,13 +62,14 @@ def _header(cls: type, described: Iterable[Described]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _describe(leaves: Leaves) -> tuple[Described, ...]:
-    return tuple([(name, leaf.dtype, leaf.shape) for name, leaf in leaves.items()])
+def _describe(leaves: Leaves, rows: bool = False) -> tuple[Described, ...]:
+    """The leaves of one message; with `rows`, of which each holds many."""
+    return tuple([(name, leaf.dtype, leaf.shape[1:] if rows else leaf.shape) for name, leaf in leaves.items()])
 
 
-def size(cls: type, leaves: Leaves) -> Size:
-    """The size of a packed message, without encoding it."""
-    return _size(cls, _describe(leaves))
+def size(cls: type, leaves: Leaves, rows: bool = False) -> Size:
+    """The size of a packed message, without encoding it; with `rows`, that of each of many."""
+    return _size(cls, _describe(leaves, rows))
 
 
 @functools.lru_cache(maxsize=256)  # a run sends few forms of message, and sends them very often
@@ -127,10 +137,11 @@ class Codec:
             if not 0 <= value <= bound:
                 raise WireError(f"{tag_of(cls)}: {dimension} = {value} is above the agreed {bound}")
 
-    def pack(self, msg: Any, *, summed: bool = False) -> Leaves:
+    def pack(self, msg: Any, *, summed: bool = False, rows: bool = False) -> Leaves:
         """The message as it would lie on the wire: checked, cast, and sharing nothing with the sender.
 
         With `summed`, its additive fields may share memory with the sender, who does nothing until they are added up.
+        With `rows` it is many messages, each of which is a row of its fields (rows.py).
         """
         cls, leaves = type(msg), {}
         for name, (kind, declared) in schema_of(cls).items():
@@ -143,7 +154,7 @@ class Codec:
             for key, tensor in value.items() if kind == Params else [("", value)]:
                 sent = tensor.detach().to(self.place.device, declared.dtype_of(tensor), copy=own)
                 leaves[f"{name}/{key}" if key else name] = sent.contiguous()
-        self._check_once(cls, _describe(leaves))
+        self._check_once(cls, _describe(leaves, rows))
         return {name: leaves[name] for name in self.layout(cls)}
 
     def values(self, cls: type, leaves: Leaves, additive: bool | None = None) -> dict[str, Any]:
@@ -270,33 +281,45 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def add_up(cls: type, parts: Iterable[Leaves]) -> Leaves:
+def add_up(cls: type, parts: Iterable[Leaves | Part]) -> Leaves:
     """The sum of the additive fields over several packed messages, in float64: a receiver rounds once."""
     additive = {name: kind for name, (kind, declared) in schema_of(cls).items() if declared.additive}
     addends: dict[str, list[Tensor]] = {}
-    for leaves in parts:
+    stacks: dict[str, list[Tensor]] = {}
+    for part in parts:
+        leaves, rows = (part.leaves, part.rows) if isinstance(part, Part) else (part, False)
         for name, leaf in leaves.items():
             if name.split("/")[0] in additive:
-                addends.setdefault(name, []).append(leaf)
-    for name, found in addends.items():
-        if len({leaf.shape for leaf in found}) > 1:
+                (stacks if rows else addends).setdefault(name, []).append(leaf)
+    total: Leaves = {}
+    for name in addends or stacks:
+        single, stacked = addends.get(name, []), stacks.get(name, [])
+        if len({leaf.shape for leaf in single} | {leaf.shape[1:] for leaf in stacked}) > 1:
             raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
-    numbers = {name for name, kind in additive.items() if kind in SCALARS}
-    return {name: (_sum_of_numbers if name in numbers else _wide_sum)(found) for name, found in addends.items()}
-
-
-def _wide_sum(addends: list[Tensor]) -> Tensor:
-    """One after the other, as they come; adding to a wide total widens what is added, so it need not be done before."""
-    floating = any(addend.is_floating_point() for addend in addends)
-    total = addends[0].to(torch.float64 if floating else torch.int64, copy=True)  # its sender may still hold it
-    for addend in addends[1:]:
-        total = total + addend
+        total[name] = (_sum_of_numbers if additive.get(name) in SCALARS else _wide_sum)(single, stacked)
     return total
 
 
-def _sum_of_numbers(addends: list[Tensor]) -> Tensor:
+def _wide_sum(addends: list[Tensor], stacks: list[Tensor]) -> Tensor:
+    """One after the other, as they come; adding to a wide total widens what is added, so it need not be done before.
+
+    On a GPU the rows of a stack are added by one call. On a CPU that would widen all of them first.
+    """
+    everything = addends + stacks
+    wide = torch.float64 if any(addend.is_floating_point() for addend in everything) else torch.int64
+    if everything[0].is_cuda:
+        addends, stacks = addends + [stack.sum(0, dtype=wide) for stack in stacks], []
+    each = [*addends, *(row for stack in stacks for row in stack.unbind())]
+    total = each[0].to(wide, copy=True)  # its sender may still hold it
+    for addend in each[1:]:
+        total += addend
+    return total
+
+
+def _sum_of_numbers(addends: list[Tensor], stacks: list[Tensor]) -> Tensor:
     """The same sum of single numbers, which lie on the host, where Python is several times faster."""
-    total = addends[0].item()
-    for addend in addends[1:]:
-        total += addend.item()
+    each = [addend.item() for addend in addends] + [number for stack in stacks for number in stack.tolist()]
+    total = each[0]
+    for number in each[1:]:
+        total += number
     return torch.tensor(total, dtype=torch.float64 if isinstance(total, float) else torch.int64)

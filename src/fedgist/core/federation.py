@@ -1,6 +1,6 @@
 """The two views of a federation: `Federation` for the node that drives a round, `Site` for a client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -116,4 +116,6 @@ class Site:
     state: State
     rng: Rng
     info: Mapping[str, str]
+    secret: Callable[[str], Callable[[int], Tensor]] | None = None
+    """Random bits by a name, which only the site can know; None in a simulation, where nothing is secret."""
     """What it announced: its architecture as `model`."""

@@ -7,7 +7,7 @@ meaning, and between peers it still is one.
 
 import csv
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -84,16 +84,24 @@ class Ledger:
 
     def write(self, entry: Entry, size: Size) -> None:
         """Count one message."""
-        total, exact, paper = self._totals, size.header + size.payload, 4 * size.numbers
-        total.messages += 1
-        if entry.phase == "evaluation":
+        self.write_all([(entry, size)])
+
+    def write_all(self, sent: Sequence[tuple[Entry, Size]]) -> None:
+        """Count messages of one phase that went the same way."""
+        if not sent:
+            return
+        total, (phase, direction) = self._totals, (sent[0][0].phase, sent[0][0].direction)
+        exact, paper = sum(size.exact for _, size in sent), sum(size.paper for _, size in sent)
+        total.messages += len(sent)
+        if phase == "evaluation":
             total.evaluation += exact
-        elif entry.direction == "up":
+        elif direction == "up":
             total.bytes_up, total.paper_up = total.bytes_up + exact, total.paper_up + paper
         else:
             total.bytes_down, total.paper_down = total.bytes_down + exact, total.paper_down + paper
         if self._file is not None:
-            self._rows.writerow((self.run, *entry, size.header, size.payload, paper))
+            run = self.run
+            self._rows.writerows([(run, *entry, size.header, size.payload, size.paper) for entry, size in sent])
 
     def keep(self, entry: Entry, data: bytes) -> None:
         """Add one encoded message to the transcript."""

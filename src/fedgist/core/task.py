@@ -69,7 +69,12 @@ class NormStatistics(NamedTuple):
     running_variance: Tensor
 
 
-Tap = list[NormStatistics]
+class Tap(list[NormStatistics]):
+    """Hears from layers while a model runs: what BatchNorm saw, and what entered each of `Model.linear`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entering: Params = {}
 
 
 class Model(Protocol):
@@ -105,12 +110,17 @@ class Model(Protocol):
         """The whole model, or what remains of it from layer `start` on, where `x` is the activation that enters it.
 
         Train mode normalises by the statistics of the batch and returns the new running ones in `buffers`; `w` is never
-        changed. Every BatchNorm layer that is run appends its NormStatistics to `tap`.
+        changed. Every layer that is run and has something to tell tells `tap`.
         """
 
     @abstractmethod
     def head(self, w: Params, features: Tensor) -> Tensor:
         """The logits of given features."""
+
+    @property
+    def linear(self) -> frozenset[str]:
+        """Layers that are x Wᵀ + b of flat activations x, and tell a tap what enters them."""
+        return frozenset()
 
     @property
     def classifier(self) -> str:

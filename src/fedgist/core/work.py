@@ -93,7 +93,12 @@ CHUNK = 64
 
 def length(xs: "Tree | Chunks") -> int:
     """The number of steps of a scan."""
-    return xs.length if isinstance(xs, Chunks) else len(tree.leaves(xs)[0])
+    if isinstance(xs, Chunks):
+        return xs.length
+    some = xs
+    while not isinstance(some, Tensor):  # every leaf has as many
+        some = next(iter(some.values() if isinstance(some, dict) else some))
+    return some.shape[0]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """One client's samples, and the order in which a computation reads them, as indices rather than batches."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,8 +70,7 @@ class ClientData:
         batches = -(-self.n // batch)
         position = torch.arange(batches * batch)
         index = self._passes(rng, count)[:, position % self.n].view(count * batches, batch)
-        mask = (position < self.n).float().view(batches, batch).repeat(count, 1)
-        return self._plan(index, mask)
+        return self._plan(index, _mask(count, batches, batch, self.n))
 
     def _checked(self, count: int, batch: int) -> int:
         """The samples that a batch has, so that no plan is far larger than the data."""
@@ -89,5 +89,11 @@ class ClientData:
         return torch.rand(count, self.n, dtype=torch.float64, generator=rng.generator()).argsort(dim=1)
 
     def _plan(self, index: Tensor, mask: Tensor | None = None) -> Batches:
-        mask = torch.ones(index.shape) if mask is None else mask
-        return {"index": index.to(self.y.device), "mask": mask.to(self.y.device)}
+        """On the host, from where an engine takes the plans of all clients in one go."""
+        return {"index": index, "mask": _mask(1, *index.shape, index.numel()) if mask is None else mask}
+
+
+@functools.lru_cache(maxsize=256)
+def _mask(passes: int, batches: int, batch: int, n: int) -> Tensor:
+    """1 for the first `n` samples of each pass; one tensor for all clients of a size, which nobody writes into."""
+    return (torch.arange(batches * batch) < n).float().view(batches, batch).repeat(passes, 1)

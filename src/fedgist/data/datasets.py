@@ -25,6 +25,7 @@ from fedgist.data.inventory import cache_folder, missing_files, readable, root
 
 NORMALISATIONS = {
     "dataset": "published mean and deviation of each channel, those that the files state, or those of the train set",
+    "sums": "those that the files state, else those of all clients' samples, from sums that they exchange",
     "half": "mean 0.5, deviation 0.5: pixels in [-1, 1]",
     "train": "one mean and one deviation over all pixels of the train images that are kept",
     "unit": "pixels in [0, 1]",
@@ -55,6 +56,8 @@ class Dataset:
     """int64, on the CPU: who each image is from (a writer, a person, a hospital), where that is known."""
     columns: tuple[str, ...] = ()
     """Of a table, where they have names; a category is called NAME=VALUE."""
+    unstated: tuple[int, ...] = ()
+    """Channels whose mean and deviation are still to be found, by an exchange; until then they are 0 and 1."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -91,7 +94,9 @@ def load(
     kept = replace(train, pixels=train.pixels[:limit], labels=train.labels[:limit], groups=groups)
     mean, deviation = _normalisation(normalise, name, train, kept)
     ends = _range(test)
-    return _dataset(name, kept, classes, mean, deviation, ends), _dataset(name, test, classes, mean, deviation, ends)
+    made = (_dataset(name, images, classes, mean, deviation, ends) for images in (kept, test))
+    unstated = _unstated(name, train) if normalise == "sums" else ()
+    return replace(next(made), unstated=unstated), replace(next(made), unstated=unstated)
 
 
 def export(
@@ -213,6 +218,11 @@ def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[S
     channels = train.planes.shape[1]
     if kind == "unit":
         return [0.0] * channels, [1.0] * channels
+    if kind == "sums":
+        unstated = _unstated(name, train)
+        stated = enumerate(zip(train.mean, train.std, strict=True) if train.mean else [(0.0, 1.0)] * channels)
+        numbers = [(0.0, 1.0) if i in unstated else (float(m or 0), float(s or 1)) for i, (m, s) in stated]
+        return [mean for mean, _ in numbers], [std for _, std in numbers]
     if kind == "half":
         return [0.5] * channels, [0.5] * channels
     if kind == "train":
@@ -221,6 +231,13 @@ def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[S
     if name in CARDS and len(CARDS[name].mean) == channels:
         return CARDS[name].mean, CARDS[name].deviation
     return _by_channel(train)
+
+
+def _unstated(name: str, train: Images) -> tuple[int, ...]:
+    """The channels of which the files state no numbers; those of tables from packages are of their rows."""
+    if name in tables.EMBEDDED or not train.mean:
+        return tuple(range(train.planes.shape[1]))
+    return tuple(i for i, mean in enumerate(train.mean) if mean is None)
 
 
 def _by_channel(train: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:

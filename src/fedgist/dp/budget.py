@@ -6,8 +6,10 @@ noise.
 """
 
 import fcntl
+import functools
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -40,13 +42,17 @@ class Limit:
     plan: "Plan | None" = None
 
     def cost(self, releases: tuple[Release, ...]) -> float:
-        """The ε of releases; where the library is missing, that of a plan of which they are a part."""
+        """The ε of releases; where the library is missing, that of a plan of which they are a part: the one that was
+        given, or one that comes with fedgist."""
+        if self.epsilon == math.inf:  # nobody asks
+            return 0.0
         try:
             return accountant.epsilon(releases, self.delta)
         except accountant.MissingLibrary:
-            if self.plan is None or not self.plan.covers(releases, self.delta):
-                raise
-            return self.plan.epsilon
+            for plan in (*filter(None, [self.plan]), *known_plans()):
+                if plan.covers(releases, self.delta):
+                    return plan.epsilon
+            raise
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,11 @@ class Plan:
                 return one.noise
         raise FedgistError(f"the plan has no {times:,} releases at a rate of {rate:g}: make one for this run")
 
+    def fits(self, epsilon: float, delta: float, rate: float, times: int) -> bool:
+        """Whether it is for just so many releases at such a rate within such a budget."""
+        kinds = [(one.rate, one.times) for one in self.releases]
+        return delta == self.delta and 0 <= epsilon - self.epsilon < 2e-3 * epsilon and kinds == [(rate, times)]
+
     def write(self, path: Path) -> None:
         rows = [release.row() for release in self.releases]
         content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNIT, "releases": rows}
@@ -80,13 +91,22 @@ class Plan:
     @staticmethod
     def load(path: Path) -> "Plan":
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            releases = tuple(map(accountant.read, known["releases"]))
-            return Plan(together(releases), float(known["epsilon"]), float(known["delta"]))
+            return _plan(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise FedgistError(f"cannot read the plan {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise FedgistError(f"{path} is not a plan that `fedgist privacy plan --out` wrote") from error
+
+
+@functools.cache
+def known_plans() -> tuple[Plan, ...]:
+    """Those that come with fedgist, for the presets; a test works them out again."""
+    return tuple(map(_plan, json.loads((Path(__file__).parent / "plans.json").read_text(encoding="utf-8"))))
+
+
+def _plan(known: Any) -> Plan:
+    releases = tuple(map(accountant.read, known["releases"]))
+    return Plan(together(releases), float(known["epsilon"]), float(known["delta"]))
 
 
 class Book:

@@ -1,5 +1,6 @@
 """Random bits for noise and for secret samples: a key of the operating system's, or, in a simulation, a seed."""
 
+import hashlib
 import os
 
 import numpy as np
@@ -15,9 +16,18 @@ SIMULATED = "simulated"
 
 def secret(device: torch.device = torch.device("cpu")) -> Bits:
     """ChaCha20 (RFC 8439) under a fresh key from the operating system, which nobody keeps and no run's seed decides."""
+    return _chacha20(os.urandom(32), device)
+
+
+def keyed(key: bytes, *names: str, device: torch.device = torch.device("cpu")) -> Bits:
+    """The same under a key that is made from one of a site's own and from names: asked again, the same bits."""
+    return _chacha20(hashlib.blake2b(repr(names).encode(), key=key, digest_size=32).digest(), device)
+
+
+def _chacha20(key: bytes, device: torch.device) -> Bits:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    stream = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def bits(count: int) -> Tensor:
         return torch.from_numpy(np.frombuffer(stream.update(bytes(8 * count)), dtype=np.int64).copy()).to(device)

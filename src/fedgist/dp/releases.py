@@ -33,6 +33,8 @@ class Sums:
     fields: Mapping[str, Sum]
     times: int = 1
     """How often it is released in a run, for which its share is divided."""
+    release: Release | None = None
+    """What it costs, where that is no share of the budget: a sum over a secret sample, or noise that is set."""
 
     @property
     def share(self) -> float:
@@ -44,17 +46,20 @@ class NoisySteps:
     """A reply made by training whose every step had noise: none is added to it, and all its steps are charged."""
 
     release: Release
+    """Of so many steps; of none for what is made of earlier replies and of what everybody knows."""
 
 
-SEEDED = (
-    "clients that train with differential privacy take batches and noise from the run's seed, which the server knows: "
-    "that is for simulations on one machine only"
-)
+Declared = Mapping[type, Sums | NoisySteps]
 
 
-def trains(releases: "Mapping[type, Sums | NoisySteps]") -> bool:
-    """Whether clients train, with noise in each step."""
+def trains(releases: Declared) -> bool:
+    """Whether clients train, with noise in each step that is enough for itself."""
     return any(isinstance(one, NoisySteps) for one in releases.values())
+
+
+def samples(releases: Declared) -> bool:
+    """Whether some of it is about secret samples of the records."""
+    return any(one.release is not None and one.release.rate < 1 for one in releases.values())
 
 
 @runtime_checkable
@@ -62,14 +67,20 @@ class Releasing(Protocol):
     """A method that says what it releases."""
 
     @property
-    def releases(self) -> Mapping[type, Sums | NoisySteps]: ...
+    def releases(self) -> Declared: ...
 
 
-def declared(method: object, name: str) -> Mapping[type, Sums | NoisySteps]:
+def declares(method: type) -> bool:
+    """Whether such a method can be private."""
+    return hasattr(method, "releases") and getattr(method, "by_training", (None,)) != ()
+
+
+def declared(method: object, name: str) -> Declared:
     """What a method releases, its shares being all of the budget; or why it cannot be private."""
     if not isinstance(method, Releasing):
         raise FedgistError(
-            f"{name} has no differentially private form: leave out epsilon, or take a method that has one: gist, fedavg"
+            f"{name} has no differentially private form: leave out epsilon, or take a method that has one, as gist or "
+            "fedavg; docs/privacy.md lists them all"
         )
     found = method.releases
     added = {reply: sums for reply, sums in found.items() if isinstance(sums, Sums)}
@@ -77,9 +88,21 @@ def declared(method: object, name: str) -> Mapping[type, Sums | NoisySteps]:
         additive = {field for field, (_, wire) in schema_of(reply).items() if wire.additive}
         if additive != schema_of(reply).keys() or additive != sums.fields.keys():
             raise TypeError(f"{tag_of(reply)}: every field of a release is additive and has a sensitivity")
-    if added and not math.isclose(total := sum(sums.share for sums in added.values()), 1.0):
+    shared = [sums.share for sums in added.values() if sums.release is None]
+    if shared and not math.isclose(total := sum(shared), 1.0):
         raise FedgistError(f"the shares of the privacy budget of {name} must add up to 1, not to {total:g}")
     return found
+
+
+def grid(deviation: float, sensitivity: float, numbers: int) -> tuple[float, int]:
+    """The step, a power of two, and the deviation of the noise in steps, with what rounding adds to it."""
+    rounding = 2 * math.sqrt(numbers) * deviation / sensitivity  # in steps, however fine they are
+    if rounding > LARGEST / 2:
+        raise FedgistError(
+            f"noise for so small a budget over {numbers:,} numbers finds no room on a grid: take a larger epsilon"
+        )
+    step = 2.0 ** (math.ceil(math.log2(deviation)) - 23)
+    return step, math.ceil(deviation / step + rounding)
 
 
 @dataclass(frozen=True)
@@ -98,24 +121,19 @@ class Mechanism:
 
     def release(self, sums: Sums | NoisySteps) -> Release:
         """What it costs."""
-        if isinstance(sums, NoisySteps):
+        if sums.release is not None:
             return sums.release
         return Release(1 / (self.mu * math.sqrt(sums.share / sums.times)))
 
-    def sigma(self, one: Sum, times: int) -> float:
+    def sigma(self, one: Sum, sums: Sums) -> float:
         """The deviation of the noise in what is seen, before what rounding adds to it."""
-        return one.sensitivity / (self.mu * math.sqrt(one.share / times))
+        if sums.release is not None:
+            return one.sensitivity * sums.release.noise
+        return one.sensitivity / (self.mu * math.sqrt(one.share / sums.times))
 
-    def grid(self, one: Sum, times: int, numbers: int) -> tuple[float, int]:
-        """The step, a power of two, and the deviation of a site's own noise in steps."""
-        own = self.sigma(one, times) / math.sqrt(self.addends)
-        rounding = 2 * math.sqrt(numbers) * own / one.sensitivity  # in steps, however fine they are
-        if rounding > LARGEST / 2:
-            raise FedgistError(
-                f"noise for so small a budget over {numbers:,} numbers finds no room on a grid: take a larger epsilon"
-            )
-        step = 2.0 ** (math.ceil(math.log2(own)) - 23)
-        return step, math.ceil(own / step + rounding)
+    def grid(self, one: Sum, sums: Sums, numbers: int) -> tuple[float, int]:
+        """The step, and the deviation of a site's own noise in steps."""
+        return grid(self.sigma(one, sums) / math.sqrt(self.addends), one.sensitivity, numbers)
 
     def noised(self, sums: Sums | NoisySteps, leaves: Leaves, bits: Bits) -> Leaves:
         """The reply as it may leave: on the grid, with noise, where it has none of its own."""
@@ -128,7 +146,7 @@ class Mechanism:
                 raise TypeError(f"{name} must reach its noise in float64: rounding would move it by more than declared")
             if not bool(leaf.isfinite().all()):
                 raise ValueError(f"{name} is not finite: a record counted for more than declared")
-            step, steps = self.grid(one, sums.times, leaf.numel())
+            step, steps = self.grid(one, sums, leaf.numel())
             noise = discrete_gaussian(leaf.numel(), steps, bits).view(leaf.shape)
             found[name] = ((leaf / step).round() + noise) * step
         return found

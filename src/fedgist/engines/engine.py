@@ -9,22 +9,26 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fedgist.core import tree
-from fedgist.core.codec import Codec, Leaves, size, to_bytes
+from fedgist.core.codec import Codec, Size, size, to_bytes
 from fedgist.core.federation import SERVER, Answers, Ask, Exhibit, Federation, Site, TooFewAnswers
 from fedgist.core.ledger import Entry, Ledger
 from fedgist.core.message import partly, schema_of, tag_of, tensors_in
 from fedgist.core.method import Handler, Method, handler_for
 from fedgist.core.rng import Rng
+from fedgist.core.rows import Leaves, Replies
 from fedgist.core.tree import Tree
 from fedgist.engines.layer import Exchange, Layer, Plain, Trip
 from fedgist.engines.scheduler import Executor
+
+Sent = tuple[str, str, type, Size, Callable[[], Leaves]]
+"""A message under way: sender, receiver, type and size, and the message itself for who wants to see it."""
 
 
 class SiteFailure(Exception):
@@ -46,8 +50,8 @@ class RoundReport:
     """Steps of loops that all clients together computed, where they are in this process."""
 
 
-class Engine(ABC):
-    """Abstract: a federation that a runner drives round by round."""
+class Asker:
+    """Who asks clients and gets their answers: a server, or a client that asks its neighbours."""
 
     def __init__(
         self,
@@ -69,14 +73,95 @@ class Engine(ABC):
             model: Codec({**method.bounds(model), **self.layer.form.bounds}, executor.place)
             for model in {method.task.model, *(about["model"] for about in self.info.values())}
         }
+
+    def _begin(self, phase: str, round: int) -> None:
+        self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
+        self.shown: list[Exhibit] = []
+
+    def _federation(self, node: str, ids: Sequence[str]) -> Federation:
+        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
+
+    def codec_of(self, id: str) -> Codec:
+        """What the server and this site agreed on."""
+        return self.codecs[self.info[id]["model"]]
+
+    def handler(self, ask: Ask, id: str) -> Handler:
+        """The handler that answers what a site is asked."""
+        handler = handler_for(self.method, type(ask.to[id]))
+        if handler.reply is not ask.reply:
+            raise TypeError(
+                f"{self.method.name}.{handler.name} replies {handler.reply.__name__}, not {ask.reply.__name__}"
+            )
+        return handler
+
+    def count(self, sender: str, receiver: str, direction: str, cls: type, leaves: Leaves) -> None:
+        """Write a message into the ledger, and into the transcript where it is recorded."""
+        self.count_all(direction, [(sender, receiver, cls, size(cls, leaves), lambda: leaves)])
+
+    def count_all(self, direction: str, sent: Iterable[Sent]) -> None:
+        """The same for many messages."""
+        where = self.round, self.phase, self.exchange, direction
+        counted: list[tuple[Entry, Size]] = []
+        for sender, receiver, cls, cost, leaves in sent:
+            if sender == receiver:  # a node that asks itself sends nothing
+                continue
+            entry = Entry(*where, sender, receiver, tag_of(cls))
+            counted.append((entry, cost))
+            if self.ledger.records(entry.type):
+                self.ledger.keep(entry, to_bytes(cls, leaves()))
+        self.ledger.write_all(counted)
+
+    @property
+    def here(self) -> Exchange:
+        """The exchange under way."""
+        return Exchange(self.run, self.phase, self.round, self.exchange)
+
+    def invitations(self, sender: str, receiver: str, leaves: Leaves) -> list[Sent]:
+        """What goes along with a request, where something does."""
+        form = self.layer.form.invitation
+        return [] if form is None else [(sender, receiver, form, size(form, leaves), lambda: leaves)]
+
+    def count_invitation(self, sender: str, receiver: str, leaves: Leaves) -> None:
+        """Write it down."""
+        self.count_all("down", self.invitations(sender, receiver, leaves))
+
+    def answers(
+        self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int], trip: Trip
+    ) -> Answers[Any] | TooFewAnswers:
+        """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
+        replies = replies if isinstance(replies, Replies) else Replies.apart(replies)
+        if len(replies) < ask.at_least:
+            return TooFewAnswers(
+                f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
+                f"at least {ask.at_least} are needed"
+            )
+        try:
+            total = self.layer.total(self.here, ask.reply, replies, trip)
+        except TooFewAnswers as missing:
+            return missing
+        visible: dict[str, Any] = dict.fromkeys(replies, partly(ask.reply, {}))
+        if not all(declared.additive for _, declared in schema_of(ask.reply).values()):
+            for id, leaves in replies.items():
+                visible[id] = partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
+        codec = self.codecs[self.method.task.model]
+        summed: Any = partly(ask.reply, codec.values(ask.reply, total, additive=True) if replies else {})
+        return Answers(tuple(replies), summed, visible, late)
+
+    def _put(self, what: Tree) -> Tree:
+        return self.executor.place.put(what)
+
+
+class Engine(Asker, ABC):
+    """Abstract: a federation that a runner drives round by round."""
+
+    def __init__(self, method: Method, ids: Iterable[str], **about: Any):
+        super().__init__(method, ids, **about)
         self.rounds_done = 0
         self.states: dict[str, Tree] = {}
         self.site_states: dict[str, Tree] = {}
         """Of the sites that are in this process."""
         self.missing: dict[str, str] = {}
         """Who was asked since the round or the evaluation began and did not answer, and why, where that is known."""
-
-    # What a runner uses
 
     @property
     def state(self) -> Tree:
@@ -111,72 +196,6 @@ class Engine(ABC):
         """The nodes whose state, where it is here, holds a number that is not finite."""
         held = [*self.states.items(), *self.site_states.items()]
         return list(dict.fromkeys(node for node, state in held if not tree.finite(state)))
-
-    # What engines use
-
-    def _begin(self, phase: str, round: int) -> None:
-        self.phase, self.round, self.exchange, self.answered = phase, round, 0, len(self.ids)
-        self.shown: list[Exhibit] = []
-
-    def _federation(self, node: str, ids: Sequence[str]) -> Federation:
-        return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
-
-    def codec_of(self, id: str) -> Codec:
-        """What the server and this site agreed on."""
-        return self.codecs[self.info[id]["model"]]
-
-    def handler(self, ask: Ask, id: str) -> Handler:
-        """The handler that answers what a site is asked."""
-        handler = handler_for(self.method, type(ask.to[id]))
-        if handler.reply is not ask.reply:
-            raise TypeError(
-                f"{self.method.name}.{handler.name} replies {handler.reply.__name__}, not {ask.reply.__name__}"
-            )
-        return handler
-
-    def count(self, sender: str, receiver: str, direction: str, cls: type, leaves: Leaves) -> None:
-        """Write a message into the ledger, and into the transcript where it is recorded."""
-        if sender == receiver:  # a node that asks itself sends nothing
-            return
-        entry = Entry(self.round, self.phase, self.exchange, direction, sender, receiver, tag_of(cls))
-        self.ledger.write(entry, size(cls, leaves))
-        if self.ledger.records(entry.type):
-            self.ledger.keep(entry, to_bytes(cls, leaves))
-
-    @property
-    def here(self) -> Exchange:
-        """The exchange under way."""
-        return Exchange(self.run, self.phase, self.round, self.exchange)
-
-    def count_invitation(self, sender: str, receiver: str, leaves: Leaves) -> None:
-        """Write down what goes along with a request, where something does."""
-        if self.layer.form.invitation is not None:
-            self.count(sender, receiver, "down", self.layer.form.invitation, leaves)
-
-    def answers(
-        self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int], trip: Trip
-    ) -> Answers[Any] | TooFewAnswers:
-        """What the asker may see of the replies: the sum of the additive fields, the others one by one."""
-        replies = dict(sorted(replies.items()))
-        if len(replies) < ask.at_least:
-            return TooFewAnswers(
-                f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
-                f"at least {ask.at_least} are needed"
-            )
-        try:
-            total = self.layer.total(self.here, ask.reply, replies, trip)
-        except TooFewAnswers as missing:
-            return missing
-        visible: dict[str, Any] = {
-            id: partly(ask.reply, self.codec_of(id).values(ask.reply, leaves, additive=False))
-            for id, leaves in replies.items()
-        }
-        codec = self.codecs[self.method.task.model]
-        summed: Any = partly(ask.reply, codec.values(ask.reply, total, additive=True) if replies else {})
-        return Answers(tuple(replies), summed, visible, late)
-
-    def _put(self, what: Tree) -> Tree:
-        return self.executor.place.put(what)
 
 
 def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.core.codec import Leaves, add_up
+from fedgist.core.codec import add_up
 from fedgist.core.message import Bounds, WireError, tag_of
+from fedgist.core.rows import Leaves, Replies
 from fedgist.core.tree import Tree
 
 
@@ -76,6 +77,8 @@ class Layer(ABC):
     form = Form()
     title = ""
     """What a report calls it; empty where nothing is hidden."""
+    wraps = True
+    """Whether sites wrap their replies, each its own; where not, those of a stack stay together."""
 
     def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
         """Which of these sites are asked."""
@@ -123,8 +126,10 @@ class PlainSite(SiteLayer):
 class Plain(Layer):
     """No layer: the asker adds up what travelled."""
 
+    wraps = False
+
     def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
-        return add_up(reply, replies.values())
+        return add_up(reply, replies.parts if isinstance(replies, Replies) else replies.values())
 
     def site(self, id: str) -> SiteLayer:
         return PlainSite()

@@ -3,7 +3,7 @@
 Messages do not become bytes here, but they are checked, cast, copied and counted exactly as the codec would.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,19 +12,23 @@ from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
-from fedgist.core.codec import Leaves
+from fedgist.core.codec import Size, size
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
 from fedgist.core.method import Handler, Method
+from fedgist.core.rows import Leaves, Part, Replies, by_stack, join
 from fedgist.core.tree import Tree
-from fedgist.engines.engine import Engine, RoundReport, SiteFailure, answer, client_rng
+from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answer, client_rng
 from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
 
 Outage = Callable[[str, int, int], bool]
 """Whether a client (id, round, exchange) fails to answer."""
+
+Graph = Mapping[str, Sequence[str]]
+"""The neighbours of each client."""
 
 Delay = Callable[[str, int], int]
 """How many rounds late the reply of a client (id, round) arrives."""
@@ -42,7 +46,8 @@ class Delivery:
 
 
 class LocalEngine(Engine):
-    """A federation in one process. With a `topology` (node -> neighbours) every client drives rounds of its own.
+    """A federation in one process. With a `topology` (node -> neighbours, or that for each round) every client drives
+    rounds of its own.
 
     A reply that is late by `delay` rounds joins the first exchange for such replies after that, and says from which
     round it is; until then its sender is busy and does not answer who asked. It is lost if it is due in a round without
@@ -58,17 +63,18 @@ class LocalEngine(Engine):
         executor: Executor,
         ledger: Ledger | None = None,
         info: Mapping[str, Mapping[str, Any]] | None = None,
-        topology: Mapping[str, Sequence[str]] | None = None,
+        topology: Graph | Callable[[int], Graph] | None = None,
         offline: float | Outage = 0.0,
         delay: int | Delay = 0,
         layer: Layer | None = None,
     ):
         super().__init__(method, sites, seed=seed, executor=executor, ledger=ledger, info=info, layer=layer)
         self.data = {id: sites[id].to(executor.place.device, executor.place.dtype) for id in self.ids}
-        self.reach = {id: (id, *near) for id, near in topology.items()} if topology else {SERVER: self.ids}
+        self.topology = topology if callable(topology) or topology is None else lambda round: topology
         self.outage = offline if callable(offline) else self._random_outage(offline)
         self.delay = delay if callable(delay) else self._random_delay(delay)
-        self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in self.reach}
+        nodes = (SERVER,) if topology is None else self.ids
+        self.states = {node: self._put(method.server_init(self.rng(node, "init"))) for node in nodes}
         self.under_way: dict[str, Tree] = {}
         self.working: dict[str, Tree] = {}
         self._begin("round", 1)
@@ -143,6 +149,8 @@ class LocalEngine(Engine):
 
     def _begin(self, phase: str, round: int) -> None:
         super()._begin(phase, round)
+        near = None if self.topology is None else self.topology(round)
+        self.reach = {SERVER: self.ids} if near is None else {id: (id, *others) for id, others in near.items()}
         self.working, self.working_under_way = {}, dict(self.under_way)
         self.steps: list[int] = []  # of the loops of clients; they may be appended to from several threads
 
@@ -164,8 +172,9 @@ class LocalEngine(Engine):
         """Pack each request once, count it for each site that is there, and start the sites' handlers."""
         if strangers := sorted(set(ask.to) - set(self.reach.get(ask.node, self.ids))):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
-        packed: dict[tuple[int, str], tuple[Any, Leaves]] = {}
-        deliveries = []
+        packed: dict[tuple[int, str], tuple[Any, Size, Callable[[], Leaves]]] = {}
+        deliveries: list[Delivery] = []
+        sent: list[Sent] = []
         asked = self.layer.choose(self.here, sorted(ask.to))
         invitation = self.layer.invite(self.here, ask.reply, asked)
         for name in asked:
@@ -175,13 +184,14 @@ class LocalEngine(Engine):
             handler = self.handler(ask, name)
             if (key := (id(msg), model)) not in packed:
                 leaves = self.codecs[model].pack(msg)
-                packed[key] = (self.codecs[model].unpack(type(msg), leaves), leaves)
-            received, leaves = packed[key]
-            self.count(ask.node, name, "down", type(msg), leaves)
-            self.count_invitation(ask.node, name, invitation)
+                received = self.codecs[model].unpack(type(msg), leaves)
+                packed[key] = received, size(type(msg), leaves), partial(dict, leaves)
+            received, cost, shown = packed[key]
+            sent += [(ask.node, name, type(msg), cost, shown), *self.invitations(ask.node, name, invitation)]
             site = self._site(name)
             start = partial(self._answer, handler, site, received)
             deliveries.append(Delivery(site, start, self._stored(name), invitation))
+        self.count_all("down", sent)
         return deliveries
 
     async def _answer(self, handler: Handler, site: Site, msg: Any) -> Any:
@@ -190,38 +200,60 @@ class LocalEngine(Engine):
     def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
         """Keep the states of the sites that answered, count their replies, and show the asker what it may see."""
         answered = [delivery for delivery in deliveries if not isinstance(delivery.reply, SiteFailure)]
-        replies = self._wrapped(ask, answered)
-        for id in list(replies):
-            if late := self._lateness(ask.node, id):
-                reply = {"due": self.round + late, "round": self.round, "type": tag_of(ask.reply)}
-                leaves = replies.pop(id)
-                self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": leaves}
+        late = {d.site.id: rounds for d in answered if (rounds := self._lateness(ask.node, d.site.id))}
+        replies: Mapping[str, Leaves] = self._wrapped(ask, answered, late)
+        for id, rounds in late.items():
+            reply = {"due": self.round + rounds, "round": self.round, "type": tag_of(ask.reply)}
+            self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": replies[id]}
         arrived = self._arrived(ask)
-        replies |= {id: reply["leaves"] for id, reply in arrived.items()}
+        if late or arrived:
+            replies = {id: leaves for id, leaves in replies.items() if id not in late}
+            replies |= {id: reply["leaves"] for id, reply in arrived.items()}
         late_from = {id: reply["round"] for id, reply in arrived.items()}
         return self.answers(ask, replies, late_from, partial(self._trip, ask))
 
-    def _wrapped(self, ask: Ask, answered: Sequence[Delivery]) -> dict[str, Leaves]:
+    def _wrapped(self, ask: Ask, answered: Sequence[Delivery], late: Collection[str]) -> Replies:
         """What travels from each site, counted; once more for all where a field did not fit."""
-        wrapped: dict[str, Leaves] = {}
+        parts = self._packed(answered, late)
         unfit: dict[str, Unfit] = {}
-        for delivery in answered:
-            id = delivery.site.id
-            packed = self.codec_of(id).pack(delivery.reply, summed=not self._lateness(ask.node, id))
-            try:
-                wrapped[id] = self.layer.site(id).wrap(self.here, delivery.invitation, ask.reply, packed)
-            except Unfit as error:
-                unfit[id] = error
-            else:
-                self.count(id, ask.node, "up", self.layer.form.travels(ask.reply), wrapped[id])
+        if self.layer.wraps:
+            invitations = {delivery.site.id: delivery.invitation for delivery in answered}
+            wrapped: list[Part] = []
+            for id, leaves in Replies(parts).items():
+                try:
+                    made = self.layer.site(id).wrap(self.here, invitations[id], ask.reply, leaves)
+                    wrapped.append(Part((id,), made))
+                except Unfit as error:
+                    unfit[id] = error
+            parts = wrapped
+        replies, travels = Replies(parts), self.layer.form.travels(ask.reply)
+        sizes = {id: made for part in parts for made in [size(travels, part.leaves, part.rows)] for id in part.ids}
+        one = {id: partial(replies.__getitem__, id) for id in replies}
+        self.count_all("up", [(id, ask.node, travels, sizes[id], one[id]) for id in replies])
         if self.layer.mend(ask.reply, unfit.values()):
             invitation = self.layer.invite(self.here, ask.reply, self.layer.choose(self.here, sorted(ask.to)))
-            for delivery in answered:
-                self.count_invitation(ask.node, delivery.site.id, invitation)
-            return self._wrapped(ask, [replace(delivery, invitation=invitation) for delivery in answered])
+            again = [replace(delivery, invitation=invitation) for delivery in answered]
+            self.count_all("down", [sent for d in again for sent in self.invitations(ask.node, d.site.id, invitation)])
+            return self._wrapped(ask, again, late)
         for id, why in unfit.items():
             raise FedgistError(f"round {self.round}, client {id}: {why}")
-        return wrapped
+        return replies
+
+    def _packed(self, answered: Sequence[Delivery], late: Collection[str]) -> list[Part]:
+        """The packed replies; those that lie in a stack stay there, unless some are kept for a later round."""
+        by_model: dict[str, dict[str, Any]] = {}
+        for delivery in answered:
+            by_model.setdefault(delivery.site.info["model"], {})[delivery.site.id] = delivery.reply
+        parts = []
+        for model, replies in by_model.items():
+            codec = self.codecs[model]
+            for group in by_stack(replies):
+                if len(group) > 1 and not late and not self.layer.wraps and (joined := join(group)):
+                    ids, rows = joined
+                    parts.append(Part(ids, codec.pack(rows, summed=True, rows=True)))
+                else:
+                    parts += [Part((id,), codec.pack(msg, summed=id not in late)) for id, msg in group.items()]
+        return parts
 
     def _trip(self, ask: Ask, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
         """Carry the layer's own messages to the sites that are there."""
@@ -249,12 +281,13 @@ class LocalEngine(Engine):
         """The late replies that join this exchange, by sender."""
         if self.phase != "round":
             return {}
-        return {
-            id: self.working_under_way.pop(key)
-            for id in self.ids
-            if (reply := self.working_under_way.get(key := f"{id} to {ask.node}"))
+        due = [
+            (reply["sender"], key)
+            for key, reply in self.working_under_way.items()
+            if key == f"{reply['sender']} to {ask.node}"
             if reply["due"] <= self.round and reply["type"] == tag_of(ask.reply)
-        }
+        ]
+        return {id: self.working_under_way.pop(key) for id, key in sorted(due)}
 
     def end_exchange(self, deliveries: Sequence[Delivery]) -> None:
         """Take over the states that handlers left behind; only one handler of a site may change it in an exchange."""
@@ -267,7 +300,7 @@ class LocalEngine(Engine):
             if delivery.site.id in changed:
                 raise RuntimeError(f"{self.method.name}: two nodes changed site {delivery.site.id} in one exchange")
             changed.add(delivery.site.id)
-            self.working[delivery.site.id] = self._put(delivery.site.state)
+            self.working[delivery.site.id] = tree.map(_own, self._put(delivery.site.state))
 
     def _site(self, id: str) -> Site:
         rng, state = client_rng(self.rng.root, id), self._stored(id)
@@ -281,6 +314,11 @@ class LocalEngine(Engine):
     def _stored(self, id: str) -> Tree:
         """A site's state as it stands, or None; nobody changes it in place: a handler gets new containers."""
         return self.working.get(id, self.site_states.get(id))
+
+
+def _own(leaf: Any) -> Any:
+    """A leaf that is kept: a row would keep the stack that it is in."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf._base is not None else leaf
 
 
 def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:

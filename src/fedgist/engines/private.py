@@ -17,7 +17,7 @@ from fedgist.dp import gaussian
 from fedgist.dp.accountant import together
 from fedgist.dp.budget import SPENT, UNIT, Book, Limit, Outbox, Spent
 from fedgist.dp.discrete_gaussian import Bits
-from fedgist.dp.releases import Mechanism, NoisySteps, Sums, trains
+from fedgist.dp.releases import Declared, Mechanism, samples
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
@@ -80,14 +80,16 @@ class PrivateSite(SiteLayer):
         self,
         inner: SiteLayer,
         promise: Promise,
-        releases: Mapping[type, Sums | NoisySteps],
+        releases: Declared,
         book: Book,
         limit: Limit,
         draw: Draw,
         kept: "Kept | None" = None,
+        memory: str = "",
     ):
+        """`memory` names what the site knows of the run: where that is forgotten, all is charged anew."""
         self.inner, self.promise, self.releases, self.form = inner, promise, releases, _form(inner.form)
-        self.book, self.limit, self.draw, self.kept = book, limit, draw, kept
+        self.book, self.limit, self.draw, self.kept, self.memory = book, limit, draw, kept, memory
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         if reply not in self.releases:
@@ -99,7 +101,7 @@ class PrivateSite(SiteLayer):
                 "cohort as small as this may be opened to"
             )
         sums, mechanism = self.releases[reply], self.promise.mechanism
-        key = f"{exchange.run} {exchange.version} {tag_of(reply)}"
+        key = " ".join(filter(None, (exchange.run, self.memory, exchange.version, tag_of(reply))))
         found = self.kept.get(key, reply) if self.kept else None
         if found is None:
             found = mechanism.noised(sums, leaves, self.draw(exchange, tag_of(reply)))
@@ -137,7 +139,7 @@ class Private(Layer):
         self,
         inner: Layer,
         promise: Promise,
-        releases: Mapping[type, Sums | NoisySteps],
+        releases: Declared,
         sites: Mapping[str, PrivateSite],
         limit: Limit,
     ):
@@ -194,11 +196,11 @@ class Private(Layer):
     @property
     def against(self) -> str:
         """The adversary, and what it must not know."""
-        return f"{self.promise.against}, but not the batches" if trains(self.releases) else self.promise.against
+        return f"{self.promise.against}, but not the batches" if samples(self.releases) else self.promise.against
 
     def sentence(self) -> str:
         """ε never goes without what it is about."""
-        seeded = "noise and batches come" if trains(self.releases) else "the noise comes"
+        seeded = "noise and batches come" if samples(self.releases) else "the noise comes"
         simulated = f"; simulated: {seeded} from the run's seed" if self.promise.simulated else ""
         made = self.promise
         return f"ε = {made.epsilon:g} at δ = {made.delta:g}; unit: {UNIT}; against {self.against}{simulated}"

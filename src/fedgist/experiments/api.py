@@ -14,7 +14,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import report as reports
-from fedgist.experiments import runner, trained
+from fedgist.experiments import runner, standardisation, trained
 from fedgist.experiments.config import OWN, is_own
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.own_data import Chosen, architectures, by_client
@@ -122,7 +122,7 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
         how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
         raise FedgistError(f"{folder.path} holds a run without its model; {how}")
     config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
-    inputs = sources.from_dataset(config)
+    inputs = standardisation.recalled(config, sources.from_dataset(config), folder)
     method = methods.find(config.method)(config.options, inputs.task)
     engine = runner.in_process(method, inputs, config, engines.executor("sequential"))
     engine.restore(saved["engine"])

@@ -33,7 +33,7 @@ def compare(
     others = [f"{name}: {used or 'none'}" for name, used in chosen.items() if not profile and used != "small"]
     usual = f"profile {profile or 'small'}" + (f" ({', '.join(others)})" if others else "")
     notes = [f"{usual}, where no option says otherwise"]
-    resolved, settled = same_ground(names, {**MODEL, **layer}, chosen, own)
+    resolved, settled = same_ground(names, layer, chosen, own, MODEL)
     if "model" not in layer:
         settled = [f"model {MODEL['model']} for all; another with --model", *settled]
     reduced = {name: configs.profile_note(name, chosen[name]) for name in names}
@@ -50,10 +50,12 @@ def same_ground(
     layer: Mapping[str, Any],
     profiles: Mapping[str, str | None],
     own_layers: Mapping[str, Mapping[str, Any]] = NOTHING,
+    usual: Mapping[str, Any] = NOTHING,
 ) -> tuple[list[RunConfig], list[str]]:
     """A configuration for each method, and a note on each part of the ground that their profiles disagree on.
 
-    An option that only some of the methods have is set for those. Where profiles disagree, all get the usual value.
+    An option that only some of the methods have is set for those. Where profiles disagree, all get the usual value,
+    which `usual` may say; a method's own layer is above it, and `layer` above both.
     """
     if len(set(names)) < len(names):
         raise FedgistError(f"a method is named twice: {', '.join(names)}")
@@ -66,7 +68,7 @@ def same_ground(
     wanted = {name: configs.profile_of(name, profiles[name]) for name in names}
     for key in having(RunConfig, Role.GROUND):
         values = {name: wanted[name].get(key, shared[key].default) for name in names}
-        if key in layer or len(set(values.values())) == 1:
+        if key in layer or key in usual or len(set(values.values())) == 1:
             continue
         ground[key] = shared[key].default
         differ = ", ".join(f"{name} has {value}" for name, value in values.items() if value != ground[key])
@@ -75,7 +77,7 @@ def same_ground(
     for name in names:
         fitting = {key: value for key, value in layer.items() if key in shared or key in own[name]}
         above = own_layers.get(name, {})
-        resolved.append(configs.resolve(ground, above, fitting, {"method": name}, profile=profiles[name]))
+        resolved.append(configs.resolve(ground, usual, above, fitting, {"method": name}, profile=profiles[name]))
     return resolved, notes
 
 

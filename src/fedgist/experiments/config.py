@@ -44,7 +44,10 @@ class RunConfig:
     data_dir: str | None = _data(
         None, "Folder with data files; without it, the folder that FEDGIST_DATA names.", role=Role.EXECUTION, flag="DIR"
     )
-    normalise: str = _data("dataset", "How pixels are scaled: dataset (its mean and deviation), half, train or unit.")
+    normalise: str = _data(
+        "dataset",
+        "How inputs are scaled: dataset (its mean and deviation), sums (over all clients), half, train or unit.",
+    )
     limit: int | None = _data(None, "Use at most this many training samples.", low=1)
     clients: int = _split(10, "How many clients the training data is split over.", low=1, flag="N")
     partition: str = _split("dirichlet", "How it is split; `fedgist list partitions` names the ways.", flag="NAME")
@@ -115,7 +118,10 @@ class RunConfig:
         0, "A reply is late by up to so many rounds, at random; until then its sender is busy.", low=0
     )
     topology: str | None = _network(
-        None, "Who talks to whom without a server: full, ring, regular:K or links:0-1+1-2; without it, a server."
+        None,
+        "Who talks to whom without a server, as in ring; `fedgist list topologies` names them. Without it, a server.",
+        role=Role.NONE,
+        flag="KIND",
     )
     secure: str | None = _network(
         None,
@@ -316,6 +322,8 @@ def check(config: RunConfig) -> None:
         _check_topology(config)
     if config.finish is not None:
         _check_finish(config)
+    if config.normalise == "sums":
+        _check_sums(config)
     if config.record:
         _check_record(config)
 
@@ -333,6 +341,16 @@ def _check_finish(config: RunConfig) -> None:
         raise FedgistError(
             "a finish would spend a budget of its own beside that of the rounds: leave out finish or epsilon"
         )
+
+
+def _check_sums(config: RunConfig) -> None:
+    if config.epsilon is not None:
+        raise FedgistError(
+            "normalise=sums tells sums of all samples, which get no noise: in a private run state public numbers in "
+            "columns.toml, or take --set normalise=unit"
+        )
+    if config.topology is not None:
+        raise FedgistError("normalise=sums needs a server that adds up: leave out topology, or take normalise=unit")
 
 
 def _check_topology(config: RunConfig) -> None:

@@ -42,6 +42,7 @@ class RunFolder:
         self.privacy = self.path / "privacy"
         """A book of releases for each client's data, in a private run."""
         self.result = self.path / "result.json"
+        self.standardisation = self.path / "standardisation.json"
         self.fairness = self.path / "fairness.json"
         self.report = self.path / "report.html"
         self.plotly = self.path / "plotly.min.js"

@@ -45,6 +45,8 @@ class Inputs:
     """Of the classes, where they are known."""
     columns: tuple[str, ...] = ()
     """Of a table, where they have names."""
+    unstated: tuple[int, ...] = ()
+    """Channels that are standardised once clients have exchanged sums of them."""
 
     def who_runs_what(self) -> str:
         """Which clients have which model, and what to set so that all have one."""
@@ -73,7 +75,8 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
-    return replace(_inputs(config, task, clients, (test.x, test.y), parts), names=train.names, columns=train.columns)
+    made = _inputs(config, task, clients, (test.x, test.y), parts)
+    return replace(made, names=train.names, columns=train.columns, unstated=train.unstated)
 
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
@@ -125,7 +128,8 @@ def from_memory(
     low, high = (tuple(ends.tolist()) for ends in (channels.amin(1), channels.amax(1)))
     named = _models(config, shape, classes, own_models)
     task = Task(shape, classes, low, high, named, config.model, private=config.epsilon is not None)
-    return _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None, list(held))
+    made = _inputs(config, task, [ClientData(x, y, classes) for x, y in pairs], test, None, list(held))
+    return replace(made, unstated=tuple(range(shape[0])) if config.normalise == "sums" else ())
 
 
 def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
@@ -136,7 +140,7 @@ def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
     task = _task(config, train, {}, proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
     known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
-    return with_architectures(config, known)
+    return with_architectures(config, replace(known, unstated=train.unstated))
 
 
 def with_architectures(config: RunConfig, known: Inputs) -> Inputs:

@@ -20,6 +20,7 @@ from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
+from fedgist.experiments import standardisation
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.families.local_training import trainer
 from fedgist.options import only_images
@@ -180,7 +181,7 @@ def _same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
     inputs = sources.from_dataset(config)
     if inputs.sha256 != read_json(folder.partition)["sha256"]:
         raise FedgistError(f"the data set {config.dataset} is another than when {folder.path} was run")
-    return inputs
+    return standardisation.recalled(config, inputs, folder)
 
 
 def _numbered(plan: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:

@@ -18,7 +18,7 @@ from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.experiments import config as configs
-from fedgist.experiments import finishing, results, trained
+from fedgist.experiments import finishing, results, standardisation, trained
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, read_json
@@ -104,6 +104,7 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
         raise FedgistError(f"{out} is there already: choose another folder with --out")
     changed = sums.plus(site, sign).centred()
     inputs = sources.from_sites(config, ["site"]) if config.partition == OWN else sources.from_dataset(config)
+    inputs = standardisation.recalled(config, inputs, run)
     method: Any = methods.find("gist")(config.options, inputs.task)
     ridge = method.ridge_from(changed.ridge(), changed.samples, changed.spread)
     state = dict(result.state)

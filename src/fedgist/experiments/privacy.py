@@ -8,19 +8,20 @@ from typing import Any
 
 import torch
 
+from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.dp import accountant, budget, randomness
 from fedgist.dp.budget import Book, Limit, Plan
 from fedgist.dp.discrete_gaussian import Bits
-from fedgist.dp.releases import SEEDED, declared, trains
+from fedgist.dp.releases import Declared, declared, declares, trains
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
-from fedgist.families.private_training import PrivateOptions
+from fedgist.families.local_training import LocalOptions
 from fedgist.secure.graph import threshold
 
 log = logging.getLogger("fedgist")
@@ -51,11 +52,17 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
 def planned(config: RunConfig) -> RunConfig:
     """The configuration with the noise of training that its budget allows, where that is left open."""
     options = config.options
-    if config.epsilon is None or not isinstance(options, PrivateOptions) or options.noise_multiplier:
+    if config.epsilon is None or not isinstance(options, LocalOptions) or options.noise_multiplier:
         return config
+    if not declares(methods.find(config.method)):
+        return config  # it will be refused
     rate, steps = options.sampling, config.rounds * options.private_steps
     plan = plan_of(config)
-    noise = plan.noise(rate, steps) if plan else accountant.noise(config.epsilon, config.delta, rate, steps)
+    known = [one for one in budget.known_plans() if one.fits(config.epsilon, config.delta, rate, steps)]
+    if plan or known:
+        noise = (plan or known[0]).noise(rate, steps)
+    else:
+        noise = accountant.noise(config.epsilon, config.delta, rate, steps)
     return dataclasses.replace(config, options=dataclasses.replace(options, noise_multiplier=noise))
 
 
@@ -82,8 +89,7 @@ def simulated(
     if made is None:
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
-    if trains(releases) and made.noise != "local":
-        raise FedgistError("clients that train have noise of their own, each enough for itself: set dp_noise to local")
+    _check_noise(releases, made)
     if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
         log.warning(warning)
     limit = Limit(made.epsilon, made.delta, plan_of(config))
@@ -103,9 +109,17 @@ def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | No
     made = promise(config, simulated=False)
     if made is None:
         return inner
-    if trains(releases := declared(method, config.method)):
-        raise FedgistError(SEEDED)
-    return Private(inner or Plain(), made, releases, {}, Limit(made.epsilon, made.delta))
+    releases = declared(method, config.method)
+    _check_noise(releases, made)
+    return Private(inner or Plain(), made, releases, {}, Limit(made.epsilon, made.delta, plan_of(config)))
+
+
+def _check_noise(releases: Declared, made: Promise) -> None:
+    if trains(releases) and made.noise != "local":
+        raise FedgistError(
+            "clients that train have noise of their own, each enough for itself: set dp_noise to local, or take "
+            "fedsgd, whose clients send sums of gradients"
+        )
 
 
 def keep_books(layer: Layer, folder: RunFolder) -> None:

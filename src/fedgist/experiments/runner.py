@@ -31,6 +31,7 @@ from fedgist.experiments import (
     provenance,
     results,
     security,
+    standardisation,
     trained,
 )
 from fedgist.experiments import config as configs
@@ -57,13 +58,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def prepare(config: RunConfig) -> RunConfig:
-    """The configuration with `auto` replaced by what this machine has, and noise that is left open by what the budget
-    allows, so that the folder says what really ran.
+    """The configuration with `auto` replaced by what this machine has, noise that is left open by what the budget
+    allows, and a file of links by what is in it, so that the folder says what really ran.
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
     engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
-    return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine))
+    topology = config.topology and topologies.settled(config.topology)
+    return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
 
 
 def _fitting_engine(config: RunConfig, device: str) -> str:
@@ -84,7 +86,7 @@ def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Exec
         info=inputs.info,
         offline=config.offline,
         delay=config.delay,
-        topology=None if topology is None else topologies.build(topology, ids, Rng(config.seed)),
+        topology=None if topology is None else topologies.over_time(topology, ids, Rng(config.seed)),
         layer=privacy.simulated(method, inputs, config, security.in_process(config, ids), executor.place.device),
     )
 
@@ -164,18 +166,24 @@ class _Run:
         make: Maker,
         executor: Executor,
     ):
-        self.config, self.inputs, self.folder, self.progress = config, inputs, folder, progress
+        self.config, self.folder, self.progress = config, folder, progress
+        self.make, self.executor = make, executor
         self.rows: list[dict[str, Any]] = []
         self.alone: fairness.Parts | None = None
         self.title = f"{config.method}, {config.dataset}, seed {config.seed}"
+        self._build(inputs)
+
+    def _build(self, inputs: Inputs) -> None:
+        """All that follows from the inputs."""
+        config, self.inputs = self.config, inputs
         self.watch = Watch(self.title, config, inputs)
         try:
             self.method = methods.find(config.method)(config.options, inputs.task)
         except MixedModels as error:
             raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
         security.check(config, self.method)
-        self.test = executor.place.put(inputs.test)
-        self.make, self.engine = make, make(self.method, inputs, config, executor)
+        self.test = self.executor.place.put(inputs.test)
+        self.engine = self.make(self.method, inputs, config, self.executor)
         self.finishing = finishing.method(config, self.method, self.engine.state) if config.finish else None
 
     def go(self) -> Result:
@@ -203,7 +211,10 @@ class _Run:
         new = self.folder is not None and not self.folder.started
         saved = None if self.folder is None else self._open(self.folder)
         try:
-            with closing(self._ledger(saved)) as self.engine.ledger:
+            with closing(self._ledger(saved)) as ledger:
+                if self.config.normalise == standardisation.SUMS:
+                    self._standardise(ledger, begun=saved is not None)
+                self.engine.ledger = ledger
                 if saved is not None:
                     self.engine.restore(saved["engine"])
                 self.watch.clients()
@@ -224,6 +235,22 @@ class _Run:
                     f"the disk of {self.folder.path} is full: make room and go on with {self._again}"
                 ) from error
             raise
+
+    def _standardise(self, ledger: Ledger, begun: bool) -> None:
+        """Before the first round, an exchange of sums says how inputs are scaled; a run that goes on knows it."""
+        if self.folder is not None and begun:
+            self._build(standardisation.recalled(self.config, self.inputs, self.folder))
+            return
+        at_once = dataclasses.replace(self.config, delay=0)
+        engine = self.make(standardisation.method(self.inputs), self.inputs, at_once, self.executor)
+        engine.ledger, engine.rounds_done = ledger, -1
+        report = engine.run_round()
+        if report.skipped is not None:
+            raise FedgistError(f"inputs cannot be standardised: {report.skipped}")
+        found = standardisation.numbers(engine.state)
+        if self.folder is not None:
+            write_json(self.folder.standardisation, found)
+        self._build(standardisation.applied(self.inputs, found))
 
     def keep(self, report: RoundReport, seconds: float) -> None:
         """Writes down a finished round."""

@@ -37,13 +37,18 @@ class Trial:
         return statistics.fmean(self.accuracies)
 
 
-def choices(pairs: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What is to be tried, and what is fixed, from texts such as `lr=0.01,0.1` and `rounds=20`."""
+def choices(names: Sequence[str], pairs: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What is to be tried with these methods, and what is fixed, from texts such as `lr=0.01,0.1` and `rounds=20`.
+
+    Where a value is a list itself, its own commas stay: `architectures=mlp,cnn;cnn,cnn` are two of them.
+    """
     tried, fixed = {}, {}
+    known = {key: one for name in names for key, one in method_options(name).items()} | options(RunConfig)
     for key, text in configs.assignments(list(pairs)).items():
-        values = [value.strip() for value in text.split(",")]
+        mark = ";" if key in known and known[key].is_list else ","
+        values = [value.strip() for value in text.split(mark)]
         if not all(values):
-            raise FedgistError(f"--set wants {key}=A,B,…, without empty values, not {key}={text}")
+            raise FedgistError(f"--set wants {key}=A{mark}B{mark}…, without empty values, not {key}={text}")
         if len(values) > 1:
             tried[key] = list(dict.fromkeys(values))
         else:

@@ -11,7 +11,7 @@ from fedgist.core import tree
 from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.federation import Federation, Site, State
 from fedgist.core.message import Bounds, Params, message, wire
-from fedgist.core.method import Method, handler
+from fedgist.core.method import handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Samples, Task
 from fedgist.families.evaluation import (
@@ -26,7 +26,8 @@ from fedgist.families.evaluation import (
     score_bounds,
 )
 from fedgist.families.local_training import LocalOptions
-from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
+from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
+from fedgist.families.private_training import PrivatelyTrained
 from fedgist.learning.evaluation import scores
 from fedgist.options import option
 
@@ -104,7 +105,7 @@ class Travel:
         return {name: model.shapes[name] for name in self.names(model)}
 
 
-class SentWeights(Method[Options]):
+class SentWeights(PrivatelyTrained[Options]):
     """Abstract: clients complete the weights that come with those that stayed, train, and give back what travels."""
 
     def __init__(self, config: Options, task: Task, head_from: str | None = None):
@@ -143,11 +144,11 @@ class SentWeights(Method[Options]):
         me.state["home"] = {name: w[name] for name in me.state["home"]}
 
     @final
-    def sent(self, me: Site, w: Params) -> Local:
+    async def sent(self, me: Site, w: Params) -> Local:
         """What a client sends of its weights, of which it keeps what stays."""
         self.keep(me, w)
-        p = 1.0 if self.task.private else client_weight(self.config, me)  # also without data, which nobody may know
-        return Local(tree.scale({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
+        p = client_weight(self.config, me)
+        return Local(await weighted({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
 
     def client_weights(self, me: Site, sent: Params) -> Params | None:
         """None where all of it travels, so that the server's model is also the client's."""

@@ -4,8 +4,9 @@
 method that inherits from it writes only how the inputs come to be.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -20,9 +21,11 @@ from fedgist.core.task import Data, Model, Samples, Task
 from fedgist.core.tree import Tree
 from fedgist.core.work import scan
 from fedgist.data.client_data import ClientData
-from fedgist.families.local_training import train, trainer
+from fedgist.families.evaluation import Hits, Score
+from fedgist.families.local_training import learner, plan_of, train, trainer
 from fedgist.families.own_model import OwnModel, OwnModelOptions
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighting_option
+from fedgist.families.private_training import PrivatelyTrained
 from fedgist.learning.distillation import Distiller
 from fedgist.learning.evaluation import scores
 from fedgist.options import option
@@ -69,7 +72,7 @@ class Lesson:
 Options = TypeVar("Options", bound=TaughtOptions)
 
 
-class Taught(OwnModel[Options]):
+class Taught(PrivatelyTrained[Options], OwnModel[Options]):
     """Abstract: a server with a student `w` and a `buffer`, clients with a model `w` and a buffer of their own."""
 
     def __init__(self, config: Options, task: Task, inputs: tuple[int, ...], layer: str | None):
@@ -78,6 +81,22 @@ class Taught(OwnModel[Options]):
         self.inputs, self.layer = inputs, layer
         if layer and config.learners == "server":
             raise FedgistError("learners=server has nobody learn with layer, where there is no student: set it to all")
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Of DP-SGD, when a client is first asked."""
+        return math.ceil(self.config.warm_up / self.config.sampling)
+
+    by_training = (Trained,)
+
+    @property
+    def derived(self) -> tuple[type, ...]:
+        """All that is asked of a client's model, but what it scores on data of its own."""
+        return tuple(one.reply for one in self.handlers.values() if one.reply not in (Trained, Score, Hits))
+
+    @property
+    def most_steps(self) -> int:
+        return max(self.warm_up_steps, super().most_steps)
 
     def student_init(self, rng: Rng) -> State:
         return {"w": self.model.init(rng), "buffer": self._nothing()}
@@ -109,7 +128,8 @@ class Taught(OwnModel[Options]):
 
     async def lesson(self, model: Model, w: Params, known: Params, rng: Rng, own: Data | None = None) -> Params:
         """`w` after learning from what is known, each step beside a batch of `own` samples where there are any."""
-        learner = Distiller(trainer(self.config, model), self.config.temperature, self.layer)
+        plain = trainer(replace(self.config, noise_multiplier=0.0), model)
+        learner = Distiller(plain, self.config.temperature, self.layer)
         inputs = ClientData(known["x"], known["logits"].argmax(1), self.task.classes)
         plan: Tree = inputs.steps(rng("taught"), self.config.distil_steps, self.config.distil_batch)
         start, lr = (w, learner.init(w)), torch.tensor(self.config.distil_lr, dtype=torch.float64)
@@ -125,12 +145,12 @@ class Taught(OwnModel[Options]):
     async def train(self, me: Site, msg: Train) -> Trained:
         first = "warm" not in me.state
         if first or self.config.learners == "all":
-            config, rng = self.config, me.rng("batches")
-            if first:
+            config, rng, learned = self.config, me.rng("batches"), learner(self.config, self.model_of(me))
+            if first and not config.noise_multiplier:
                 plan = config.with_moves(me.data, me.data.epochs(rng, config.warm_up, config.batch), rng)
             else:
-                plan = config.plan(me.data, rng)
-            me.state["w"] = await train(config, trainer(config, self.model_of(me)), me, me.state["w"], plan=plan)
+                plan = plan_of(config, learned, me, self.warm_up_steps if first else 0)
+            me.state["w"] = await train(config, learned, me, me.state["w"], plan=plan)
             me.state["warm"] = True
         return Trained(client_weight(self.config, me))
 
@@ -141,11 +161,14 @@ class Taught(OwnModel[Options]):
         me.state["buffer"] = known
         if me.round % self.config.distil_every == 0:
             model, rng = self.model_of(me), me.rng("lesson")
-            me.state["w"] = await self.lesson(model, me.state["w"], known, rng, own=me.data)
+            own = None if self.config.noise_multiplier else me.data  # a lesson has no noise of its own
+            me.state["w"] = await self.lesson(model, me.state["w"], known, rng, own=own)
         return Done()
 
     async def evaluate(self, state: State, fed: Federation, test: Samples) -> dict[str, float]:
-        """The student, and the mean over the clients' models."""
+        """The student, and, unless they keep their scores to themselves, the mean over the clients' models."""
+        if self.task.private:
+            return await scores(self.model, state["w"], test)
         found = await super().evaluate(state, fed, test)
         found["accuracy_clients"] = found["accuracy"]
         if self.layer is None:

@@ -1,6 +1,8 @@
 """Local training: the options that the papers vary, and a client's round of it."""
 
+import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,9 +16,12 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Batches, Data, Model
 from fedgist.core.tree import Tree
 from fedgist.core.work import Pool, scan
+from fedgist.dp.discrete_gaussian import Bits
+from fedgist.dp.randomness import simulated
 from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
-from fedgist.learning.training import Loss, Trainer, cross_entropy
+from fedgist.learning.private_training import PrivateTrainer, poisson
+from fedgist.learning.training import Loss, Penalised, Penalty, Trainer, cross_entropy
 from fedgist.options import Role, only_images, option
 
 
@@ -59,6 +64,30 @@ class LocalOptions:
         (), "Rounds after which the schedule steps multiplies the rate by decay, as in 250,400.", low=1, role=Role.LATER
     )
 
+    record_clip: float = option(
+        1.0, "With noise_multiplier: largest norm of the gradient of a record.", above=0, role=Role.LATER
+    )
+    sampling: float = option(
+        0.1,
+        "With noise_multiplier: the chance of a record to be in a batch. Sums are divided by `batch`, whatever is in "
+        "them.",
+        above=0,
+        high=1,
+        role=Role.LATER,
+    )
+    noise_multiplier: float = option(
+        0.0,
+        "Train by DP-SGD: deviation of a step's noise over record_clip; 0: in a private run the least that ε allows in "
+        "all rounds, otherwise no noise.",
+        low=0,
+        role=Role.LATER,
+    )
+
+    @property
+    def private_steps(self) -> int:
+        """Steps a round of DP-SGD: as many as are given, or in which a record is met `epochs` times on average."""
+        return self.steps or math.ceil(self.epochs / self.sampling)
+
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (the first is 1)."""
         if self.schedule == "exponential":
@@ -91,18 +120,69 @@ class LocalOptions:
 
 def trainer(options: LocalOptions, model: Model, loss: Loss = cross_entropy) -> Trainer:
     """The trainer that a method's options describe."""
+    if options.noise_multiplier:
+        raise FedgistError(
+            "DP-SGD is for the cross-entropy of a client's own records, and penalties that none is in: this objective "
+            "is another, so set noise_multiplier to 0"
+        )
     chosen = optimiser(options.optimiser, options.momentum, options.weight_decay)
     return Trainer(model, chosen, loss, options.clip)
 
 
-class Learner(Protocol):
+def learner(options: LocalOptions, model: Model, penalty: Penalty | None = None) -> "Learner":
+    """Training with cross-entropy, and a penalty that no record is in: as it is, or by DP-SGD."""
+    if not options.noise_multiplier:
+        return trainer(options, model, Penalised(penalty) if penalty else cross_entropy)
+    chosen = optimiser(options.optimiser, options.momentum, options.weight_decay)
+    return PrivateTrainer(model, chosen, options.record_clip, options.noise_multiplier, options.batch, penalty)
+
+
+@functools.lru_cache(maxsize=16)
+def constant(value: float) -> Tensor:
+    """A number as a computation takes it, rounded once, where it is used; one tensor for all clients need not be
+    stacked."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+class Learner(Hashable, Protocol):
     """What `train` needs of a trainer."""
 
-    def init(self, w: Params) -> Tree: ...
+    def init(self, w: Params) -> Tree:
+        """The optimiser's state at the start, which depends on the form of `w` alone."""
 
     def step(
         self, carry: tuple[Params, Tree], batch: Tree, pool: Tree, lr: Tensor, /, *extra: Any
     ) -> tuple[Params, Tree]: ...
+
+
+def plan_of(options: LocalOptions, learner: Learner, me: Site, steps: int = 0) -> Batches:
+    """The batches of one round; those of DP-SGD, so many steps or `options.private_steps`, come from what only the site
+    knows, and so does the noise. In a simulation both come from the run's seed.
+    """
+    if not isinstance(learner, PrivateTrainer):
+        return options.plan(me.data, me.rng("batches"))
+    steps, device = steps or options.private_steps, me.data.y.device
+    plan = poisson(me.data.n, steps, options.sampling, bits_of(me, "batches"))
+    plan = options.with_moves(me.data, {name: value.to(device) for name, value in plan.items()}, me.rng("batches"))
+    if me.secret is None:
+        return plan | {"seed": me.rng("noise").seeds(steps).to(device)}
+    return plan | {"noise": learner.draw(steps, me.secret("noise")).to(device)}
+
+
+def bits_of(me: Site, name: str) -> Bits:
+    """Random bits that only the site knows; in a simulation those of the run's seed."""
+    return me.secret(name) if me.secret else simulated(me.rng(name))
+
+
+def pool_of(data: Data) -> Pool:
+    """A client's samples, or, for one that has none, a blank one that no batch counts: its steps are noise alone."""
+    return data.pool if data.n else Pool(x=data.x.new_zeros(1, *data.x.shape[1:]), y=data.y.new_zeros(1))
+
+
+@functools.lru_cache(maxsize=4)
+def _fresh(learner: Learner, form: tuple[tuple[str, torch.Size, torch.dtype, torch.device], ...]) -> Tree:
+    """An optimiser's state at the start, the same object for all clients."""
+    return learner.init({name: torch.zeros(shape, dtype=dtype, device=on) for name, shape, dtype, on in form})
 
 
 async def train(
@@ -116,13 +196,17 @@ async def train(
 ) -> Params:
     """One round of a client's own training from `w`; the optimiser's state stays in the site's state if it is kept.
 
-    A `plan` may hold more for each step than the batches of `options.plan`. A client without data returns `w` as it is.
-    The batches point into `pool`; without it, into the client's data.
+    A `plan` may hold more for each step than the batches of `options.plan`. A client without data returns `w` as it is,
+    unless it trains by DP-SGD, where nobody may know. The batches point into `pool`; without it, into the client's
+    data.
     """
-    plan = plan or options.plan(me.data, me.rng("batches"))
+    plan = plan or plan_of(options, learner, me)
+    if isinstance(learner, PrivateTrainer):
+        pool = pool_of(me.data)
     state = me.state.get("optimiser") if options.keep_momentum else None
-    lr = torch.tensor(options.lr_at(me.round), dtype=torch.float64)  # rounded once, where it is used
-    w, state = await scan(learner.step, (w, state or learner.init(w)), plan, pool or me.data.pool, lr, *extra)
+    lr = constant(options.lr_at(me.round))
+    state = state or _fresh(learner, tuple((name, t.shape, t.dtype, t.device) for name, t in w.items()))
+    w, state = await scan(learner.step, (w, state), plan, pool or me.data.pool, lr, *extra)
     if options.keep_momentum:
         me.state["optimiser"] = state
     return w

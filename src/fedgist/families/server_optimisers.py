@@ -11,7 +11,7 @@ from fedgist.core.method import handler
 from fedgist.core.rng import Rng
 from fedgist.core.task import Task
 from fedgist.families.global_model import Global, GlobalModel, GlobalModelOptions, statistics_apart
-from fedgist.families.local_training import train, trainer
+from fedgist.families.local_training import learner, train
 from fedgist.families.participation import client_weight
 from fedgist.learning.server_optimisers import ServerOptimiser
 from fedgist.options import option
@@ -56,6 +56,7 @@ class AdaptiveServer(GlobalModel[AdaptiveOptions]):
     rule: ClassVar[type[ServerOptimiser]]
 
     citation = "reddi2021adaptive"
+    by_training = (Update,)
 
     def __init__(self, config: AdaptiveOptions, task: Task):
         super().__init__(config, task)
@@ -78,7 +79,7 @@ class AdaptiveServer(GlobalModel[AdaptiveOptions]):
 
     @handler
     async def update(self, me: Site, msg: Global) -> Update:
-        w = await train(self.config, trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        w = await train(self.config, learner(self.config, self.model_of(me)), me, self.start(me, msg.w))
         self.keep(me, w)
         p = client_weight(self.config, me)
         return Update(tree.scale({name: w[name] - msg.w[name] for name in msg.w}, p), p)

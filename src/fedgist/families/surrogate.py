@@ -134,7 +134,7 @@ class Surrogate(ServerModel[Options]):
         """w_{r+1}: the surrogate's minimum in B_ρ(w_r), as far as SGD gets (Algorithm 1, line 8)."""
         config = self.config
         plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
-        plan["mask"] = plan["mask"] * weight[plan["index"]]
+        plan["mask"] = plan["mask"].to(weight.device) * weight[plan["index"]]
         steps, batch = plan["index"].shape
         plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
         plan["lr"][steps // 2 :] *= config.server_decay

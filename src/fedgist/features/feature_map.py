@@ -40,6 +40,24 @@ class Values:
         return x.flatten(1) / math.sqrt(self.size)
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """Another map less the mean of its own numbers, record by record, at norm 1: all that linear layers need of it."""
+
+    of: FeatureMap
+
+    @property
+    def size(self) -> int:
+        return self.of.size
+
+    def weights(self, rng: Rng) -> Params:
+        return self.of.weights(rng)
+
+    def __call__(self, w: Params, x: Tensor) -> Tensor:
+        found = self.of(w, x)
+        return unit(found - found.mean(1, keepdim=True))
+
+
 @functools.lru_cache(maxsize=8)
 def drawn(features: FeatureMap, seed: int) -> Params:
     """The weights that a public seed stands for; the same objects for everybody here, so that they are stacked once."""

@@ -7,13 +7,13 @@ from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.task import Model
-from fedgist.features.feature_map import Beside, FeatureMap, Values
+from fedgist.features.feature_map import Beside, Contrast, FeatureMap, Values
 from fedgist.features.fourier import Fourier
 from fedgist.features.linear_model import LinearModel
 from fedgist.features.model_features import LearnedFeatures, ModelFeatures
 from fedgist.features.scattering import Scattering
 
-NAMES = ("scattering", "fourier", "model", "learned")
+NAMES = ("scattering", "contrast", "fourier", "model", "learned")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def _one(name: str, ground: Ground, sizes: Sizes, raw: bool) -> FeatureMap:
     if name == "fourier" and len(ground.shape) != 3:
         return Fourier(Values(math.prod(ground.shape)), sizes.dimensions // 2 * 2, sizes.bandwidth)
     fixed = Scattering(ground.shape, ground.low, ground.high, sizes.scales, sizes.orientations, sizes.grid)
+    if name == "contrast":
+        return Contrast(fixed)
     return fixed if name == "scattering" else Fourier(fixed, sizes.dimensions // 2 * 2, sizes.bandwidth)
 
 
@@ -68,7 +70,7 @@ def learned(names: str, net: Model) -> dict[str, tuple[int, ...]]:
 def linear_model(names: str, ground: Ground, sizes: Sizes) -> LinearModel:
     """The classifier on such a map; where its text has {net}, whoever writes it down says which net that is."""
     made = {"grid": sizes.grid, "scales": sizes.scales, "orientations": sizes.orientations}
-    needed = {"scattering": made, "fourier": {**made, "dimensions": sizes.dimensions}}
+    needed = {"scattering": made, "contrast": made, "fourier": {**made, "dimensions": sizes.dimensions}}
     told = {key: value for name in names.split("+") for key, value in needed.get(name, {"net": "{net}"}).items()}
     spec = ":".join(["gist", f"features={names}", *(f"{key}={value}" for key, value in told.items())])
     features, extra = build(names, ground, sizes), tuple(learned(names, ground.net).items())

@@ -5,6 +5,7 @@ colours are turned into luminance and two chrominances, of which the latter go t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,8 @@ def moduli(x: Tensor, filters: Tensor) -> Tensor:
     """|x ∗ ψ_θ| for every plane and every θ: [n, planes, h, w] to [n, planes·orientations, h, w]."""
     planes = F.pad(x.flatten(0, 1)[:, None], (RADIUS,) * 4, mode="reflect")
     real, imaginary = F.conv2d(planes, filters).chunk(2, dim=1)
+    if torch.compiler.is_exporting():  # ONNX knows no hypot
+        return (real.square() + imaginary.square()).sqrt().reshape(x.shape[0], -1, *x.shape[2:])
     return torch.hypot(real, imaginary).reshape(x.shape[0], -1, *x.shape[2:])
 
 
@@ -60,6 +63,11 @@ def scatter(x: Tensor, filters: Tensor, scales: int, order: int) -> Tensor:
         longer = [torch.cat(both, dim=1) for both in zip(by_order[1:], fresh, strict=False)]
         by_order = [by_order[0], *longer, *fresh[len(longer) :]]
     return torch.cat(by_order, dim=1)
+
+
+def beside(x: Tensor, values: Sequence[float]) -> Tensor:
+    """These numbers as a tensor, made where x is: no CUDA graph can record that they are copied there."""
+    return torch.stack([x.new_full((), value) for value in values])
 
 
 @dataclass(frozen=True)
@@ -103,10 +111,11 @@ class Scattering:
         return torch.cat([self._part(w["filters"], part) for part in x.split(PART[x.device.type])])
 
     def _part(self, filters: Tensor, x: Tensor) -> Tensor:
-        low, high = (x.new_tensor(ends)[:, None, None] for ends in (self.low, self.high))
+        low, high = (beside(x, ends)[:, None, None] for ends in (self.low, self.high))
         x = (x - low) / (high - low).clamp_min(1e-12)
         if self.shape[0] == 3:
-            x = torch.einsum("pc,nchw->nphw", F.normalize(x.new_tensor(OPPONENTS)), x)
+            opponents = torch.stack([beside(x, row) for row in OPPONENTS])
+            x = torch.einsum("pc,nchw->nphw", F.normalize(opponents), x)
         paths = [scatter(x[:, :1], filters, self.scales, 2)]
         if self.shape[0] == 3:
             paths.append(scatter(x[:, 1:], filters, self.scales, 1))

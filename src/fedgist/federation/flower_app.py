@@ -55,8 +55,9 @@ def write(folder: Path, app: App) -> None:
         raise FedgistError(f"{folder} exists already; name a new folder")
     config = configs.resolve(app.run, {"clients": len(app.sites)})
     check(config)
-    if config.secure:
-        raise FedgistError("secure sums need the signed roster of a federation on NVFlare, which Flower does not have")
+    if config.secure or config.topology:
+        what = "secure sums" if config.secure else "letters between sites"
+        raise FedgistError(f"{what} need the signed roster of a federation on NVFlare, which Flower does not have")
     if config.data_dir is not None:  # Flower runs the ServerApp wherever it likes
         config = dataclasses.replace(config, data_dir=str(Path(config.data_dir).expanduser().resolve()))
     elsewhere = having(RunConfig, Role.SITES | Role.SIMULATION)

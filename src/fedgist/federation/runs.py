@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
+from fedgist.core.rng import Rng
+from fedgist.data import topologies
 from fedgist.engines.engine import Engine
 from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
@@ -21,6 +23,8 @@ from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 from fedgist.federation.protocol.envelope import Question
+from fedgist.federation.protocol.network import MOST_SITES, Network
+from fedgist.federation.protocol.peer_engine import PeerEngine
 from fedgist.federation.protocol.policy import LARGEST_MODEL, Policy
 from fedgist.federation.protocol.remote_engine import (
     Attendance,
@@ -83,18 +87,20 @@ def run(
         final = configs.resolve({**configs.flat(known.config), "architectures": chosen})
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
-            protocols = {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)}
-            return RemoteEngine(
-                method,
-                transport,
-                inputs.info,
-                seed=config.seed,
-                executor=executor,
-                patience=patience,
-                protocols=protocols,
-                attend=attend,
-                layer=privacy.across(method, config, _layer(config, membership)),
-            )
+            about: dict[str, Any] = {
+                "seed": config.seed,
+                "executor": executor,
+                "patience": patience,
+                "protocols": {id: one.protocol for id, one in found.items() if isinstance(one, Introduced)},
+                "attend": attend,
+                "layer": privacy.across(method, config, _layer(config, membership)),
+            }
+            if config.topology is None:
+                return RemoteEngine(method, transport, inputs.info, **about)
+            assert membership is not None  # or there would be no layer
+            models = {id: told["model"] for id, told in inputs.info.items()}
+            network = Network(config.topology, models, membership.known().digest)
+            return PeerEngine(method, transport, inputs.info, network, **about)
 
         def load(config: RunConfig) -> Inputs:
             return sources.with_architectures(config, known.inputs)
@@ -106,15 +112,22 @@ def run(
 
 
 def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
-    """What lies between the sites' replies and this server, by the newest roster."""
-    if not config.secure:
+    """What lies between the sites' replies and this server, by the newest roster.
+
+    Where sites ask each other, scores are all that comes here, and only their sum is anybody's business.
+    """
+    if not (config.secure or config.topology):
         return None
     if membership is None or not membership.roster():
-        raise FedgistError("secure sums need the signed roster of a federation on NVFlare, which is not here")
+        what = "secure sums" if config.secure else "letters between sites"
+        raise FedgistError(f"{what} need the signed roster of a federation on NVFlare, which is not here")
     from fedgist.federation.protocol.secure_sums import server_layer
 
-    chosen = security.read(config.secure)
-    return server_layer(membership.known(), chosen.grid, chosen.group)
+    chosen = security.read(config.secure or "masks")
+    layer = server_layer(membership.known(), chosen.grid, chosen.group)
+    if config.topology:
+        layer.title = f"letters between sites, sealed; scores in {layer.title}"
+    return layer
 
 
 def settle(
@@ -124,6 +137,8 @@ def settle(
     asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
+    if here.topology is not None:
+        topologies.over_time(here.topology, sorted(sites), Rng(here.seed))  # says what is wrong
     for name, given in Policy().outside(here.method, here.options).items():
         value, usual = (
             options(here.options)[name].written(getattr(here.options, name)),
@@ -144,6 +159,8 @@ def check(config: RunConfig) -> None:
     known = options(RunConfig)
     if changed := [name for name in having(config, Role.SIMULATION) if getattr(config, name) != known[name].default]:
         raise FedgistError(f"{changed[0]} is for clients that are simulated on one machine; a federation has real ones")
+    if config.topology is not None and not 2 <= config.clients <= MOST_SITES:
+        raise FedgistError(f"a topology across machines has from 2 to {MOST_SITES} sites, not {config.clients}")
     if methods.find(config.method).pooled and config.clients > 1:
         raise FedgistError(f"{config.method} wants all data at one site, which is what a federation is not for")
 

@@ -16,7 +16,7 @@ from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import policy
 from fedgist.federation.runs import Settled
 
-TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1)
+TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1, min_samples=1)
 """What sites with parts of a known data set allow, however small their parts are."""
 READY = 60.0
 """Seconds that a server may take to come up."""
@@ -51,6 +51,8 @@ def allow(federation: FederationFolder, settled: Settled, say: processes.Say) ->
         rules = policy.load(path)
         try:
             rules.check_run(method)
+            if config.topology is not None:
+                rules.check_peers(method, ())
             rules.check_options(method.name, config.options)
         except policy.Refused as why:
             say(f"{path} is written anew for this trial, because {why}")

@@ -11,8 +11,11 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.engines.layer import SiteLayer
 from fedgist.federation import kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
+from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_site import FlareSite
+from fedgist.federation.protocol.letters import Desk
+from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.site_host import SiteHost, no_keys
 from fedgist.federation.site_setup import Settings
 
@@ -42,7 +45,10 @@ def _host(site: str, kit: Path) -> SiteHost:
             return no_keys(start, folder)
         return secure_sums.site_layer(site, start, folder, rules, roster.load(kit), keys.load_or_make(kit))
 
-    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told), layer)
+    def desk(network: Network) -> Desk:
+        return open_desk(site, network, roster.load(kit), keys.load_or_make(kit))
+
+    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told), layer, desk)
 
 
 def _enrol(kit: Path, told: bytes) -> bytes:

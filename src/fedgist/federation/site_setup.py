@@ -17,10 +17,11 @@ from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
 from fedgist.experiments.config import model_spec
+from fedgist.experiments.standardisation import Standardise
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, MakeLayer, SiteHost, no_keys
+from fedgist.federation.protocol.site_host import Enrol, MakeDesk, MakeLayer, SiteHost, no_desk, no_keys
 from fedgist.options import build
 from fedgist.words import short
 
@@ -45,19 +46,25 @@ def make_host(
     rules: Policy,
     enrol: Enrol = lambda roster: b"",
     layer: MakeLayer = no_keys,
+    desk: MakeDesk = no_desk,
 ) -> SiteHost:
     """What answers for a site, and keeps its states and its audit log in a folder."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
 
     def prepare(start: Start) -> tuple[Method, ClientData]:
-        config: Any = build(methods.find(start.method).Config, start.options)
+        standardises = start.method == Standardise.name
+        kind: Any = Standardise if standardises else methods.find(start.method)
+        config: Any = build(kind.Config, start.options)
         rules.check_options(start.method, config)
         task = task_of(start, rules)
-        return methods.find(start.method)(config, task), client_data(Path(settings.data), task)
+        data = client_data(Path(settings.data), task)
+        if standardises and rules.admit(data).n < rules.min_samples:
+            raise Refused(f"sums of columns are over at least {rules.min_samples} samples here, and it has fewer")
+        return kind(config, task), data
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer)
+    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer, desk)
 
 
 def task_of(start: Start, rules: Policy) -> Task:

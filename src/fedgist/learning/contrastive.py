@@ -1,9 +1,11 @@
 """The losses of representation sharing, and which samples a released representation averages. Berdoz 2022, Eqs. 5 to 7.
 
 A student's feature s is drawn towards the mean feature of its class (the distance), and the client's own classifier
-must tell which of the others' features t are of the class of s (the discriminator).
+must tell which of the others' features t are of the class of s (the discriminator). It may also be a small net beside
+the model, as in Tian, Krishnan and Isola 2020, from whom the loss is.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,11 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output
 from fedgist.options import option
 
+DISCRIMINATORS = ("classifier", "external")
+CRITIC = "discriminator."
+"""What the names of an external discriminator's weights begin with, which lie beside those of the model."""
+TEMPERATURE = 0.1
+"""Of an external discriminator, which sees directions of features alone."""
 REDUCTIONS = ("code", "paper")
 """`paper`: sums over features and classes, as printed; `code`: means, which is how the published numbers were made."""
 
@@ -26,6 +33,9 @@ class Choices:
 
     lambda_kd: float = option(10.0, "Weight of the distance to the global representation of a sample's class.", low=0)
     lambda_disc: float = option(1.0, "Weight of the contrastive discriminator loss.", low=0)
+    discriminator: str = option(
+        "classifier", "What tells classes of features apart: the own classifier, or a net beside it.", DISCRIMINATORS
+    )
     classes: tuple[int, ...] = option((), "Classes of which representations are released; without it, all.", low=0)
     share: float = option(
         1.0,
@@ -58,15 +68,31 @@ def log_agreement(students: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
     return (p + q).logsumexp(-1), (p + r).logsumexp(-1)
 
 
-def discriminator(students: Tensor, y: Tensor, teachers: Tensor, observed: Tensor) -> Tensor:
+def critic(features: int, rng: Rng) -> Params:
+    """An external discriminator's weights: a linear map of students' features, and one of teachers'."""
+    names = (f"{CRITIC}student", f"{CRITIC}teacher")
+    return {name: rng(name).normal(features, features) / features**0.5 for name in names}
+
+
+def critic_agreement(w: Params, students: Tensor, teachers: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """log ĥ and log(1 − ĥ) of an external discriminator for every pair, from features [B, d'] and [T, d'].
+
+    ĥ = e^z / (e^z + C − 1), z the cosine of the mapped features over a temperature: where features tell nothing (z =
+    0), ĥ is 1/C, the share of pairs of one class.
+    """
+    s, t = F.normalize(students @ w[f"{CRITIC}student"].T), F.normalize(teachers @ w[f"{CRITIC}teacher"].T)
+    z = s @ t.T / TEMPERATURE - math.log(max(1, classes - 1))
+    return F.logsigmoid(z), F.logsigmoid(-z)
+
+
+def discriminator(agreement: tuple[Tensor, Tensor], y: Tensor, many: int, observed: Tensor) -> Tensor:
     """Σ_c ℓ_disc([c = y], s, t^c) of Eq. 7 for every student, as a mean over the M teachers of each class.
 
-    students: logits [B, K]; y: [B]; teachers: logits [M, C, K]; observed: [C], 0 where a class has no teacher.
+    agreement: log ĥ and log(1 − ĥ), each [B, M·C]; y: [B]; observed: [C], 0 where a class has no teacher.
     """
-    many, classes = teachers.shape[:2]
-    positive, negative = log_agreement(students, teachers.flatten(0, 1))
+    classes = len(observed)
     own = y[:, None] == torch.arange(classes, device=y.device).repeat(many)
-    losses = -torch.where(own, positive, negative).unflatten(1, (many, classes))
+    losses = -torch.where(own, *agreement).unflatten(1, (many, classes))
     return (losses.sum(1) / max(1, many) * observed).sum(1)
 
 
@@ -81,17 +107,23 @@ class RepresentationLoss:
 
     model: Model
     reduction: str = "code"
+    discriminator: str = "classifier"
 
     def __call__(
         self, output: Output, y: Tensor, mask: Tensor, w: Params, lesson: Any, kd: Tensor, disc: Tensor
     ) -> Tensor:
         """`lesson` holds means [C, d'], known [C], observations [M, C, d'] and observed [C]."""
-        teachers = self.model.head(w, lesson["observations"].flatten(0, 1))
-        teachers = teachers.unflatten(0, lesson["observations"].shape[:2])
-        doubt = discriminator(output.logits, y, teachers, lesson["observed"])
+        many, classes = lesson["observations"].shape[:2]
+        teachers = lesson["observations"].flatten(0, 1)
+        agreement = (
+            critic_agreement(w, output.features, teachers, classes)
+            if self.discriminator == "external"
+            else log_agreement(output.logits, self.model.head(w, teachers))
+        )
+        doubt = discriminator(agreement, y, many, lesson["observed"])
         apart = distance(output.features, y, lesson["means"], lesson["known"])
         if self.reduction == "code":
-            doubt, apart = doubt / teachers.shape[1], apart / output.features.shape[1]
+            doubt, apart = doubt / classes, apart / output.features.shape[1]
         losses = F.cross_entropy(output.logits, y, reduction="none") + kd * apart + disc * doubt
         return (losses * mask).sum() / mask.sum()
 

@@ -20,6 +20,9 @@ R = TypeVar("R")
 Loss = Callable[..., Tensor]
 """loss(output, labels, mask, trained weights, *extra constants) -> scalar."""
 
+Penalty = Callable[..., Tensor]
+"""penalty(trained weights, *extra constants) -> scalar: a part of an objective that is not about samples."""
+
 Objective = Callable[[Params, Params], tuple[Tensor, Params, R]]
 """objective(trained weights, buffers) -> (scalar, new buffers, other tensors)."""
 
@@ -37,6 +40,16 @@ def cross_entropy(output: Output, y: Tensor, mask: Tensor, w: Params) -> Tensor:
     """The mean cross-entropy over the samples that count."""
     losses = F.cross_entropy(output.logits, y, reduction="none")
     return (losses * mask).sum() / mask.sum()
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """The mean cross-entropy with a penalty; a loss."""
+
+    penalty: Penalty
+
+    def __call__(self, output: Output, y: Tensor, mask: Tensor, w: Params, *extra: Any) -> Tensor:
+        return cross_entropy(output, y, mask, w) + self.penalty(w, *extra)
 
 
 @dataclass(frozen=True)

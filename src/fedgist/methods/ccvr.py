@@ -118,7 +118,7 @@ class CCVR(fg.GlobalModel[Config]):
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
-        return self.sent(me, w)
+        return await self.sent(me, w)
 
     @fg.handler
     async def describe(self, me: fg.Site, msg: Describe) -> Statistics:

@@ -242,7 +242,7 @@ class CoDream(fg.Taught[Config]):
     async def alone(self, me: fg.Site, msg: DreamAlone) -> OwnDreams:
         dreamer, steps = self.dreamers[self.model_of(me)], self.config.exchanges * max(1, self.local_steps)
         v = await dreamer.descend(self.space.start(me.rng("dreams")), me.state["w"], steps, self.dream_lr)
-        shown = msg.share if me.data.n else 0
+        shown = msg.share if fg.client_weight(self.config, me) else 0
         return OwnDreams(self.light(v["x"].flatten(1))[:shown], (await self.outputs(me, v))[:shown])
 
     @fg.handler

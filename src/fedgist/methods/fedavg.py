@@ -9,10 +9,11 @@ Deviations from the paper:
 import fedgist.api as fg
 
 
-class FedAvg(fg.GlobalModel[fg.PrivateOptions]):
+class FedAvg(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedavg"
     summary = "Federated averaging: clients train locally, the server averages their weights (McMahan et al. 2017)."
     citation = "mcmahan2017communication"
+    by_training = (fg.Local,)
     profiles = {
         "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 100, "rounds": 100}
         | {"active": 10, "epochs": 5, "batch": 10, "lr": 0.1},
@@ -28,14 +29,5 @@ class FedAvg(fg.GlobalModel[fg.PrivateOptions]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
-        model, w = self.model_of(me), self.start(me, msg.w)
-        if self.task.private:
-            w = await fg.train_privately(self.config, model, me, w)
-        else:
-            w = await fg.train(self.config, fg.trainer(self.config, model), me, w)
-        return self.sent(me, w)
-
-    @property
-    def releases(self) -> dict[type, fg.NoisySteps]:
-        """Where the run is private: what a client's round costs."""
-        return {fg.Local: fg.noisy_steps(self.config, self.task.models.values())}
+        learner = fg.learner(self.config, self.model_of(me))
+        return await self.sent(me, await fg.train(self.config, learner, me, self.start(me, msg.w)))

@@ -36,6 +36,7 @@ class FedDF(fg.SentWeights[Config]):
     name = "feddf"
     summary = "Ensemble distillation on unlabelled proxy images, also across architectures (Lin et al. 2020)."
     citation = "lin2020ensemble"
+    by_training = (Whole,)
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
@@ -94,7 +95,7 @@ class FedDF(fg.SentWeights[Config]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> Whole:
-        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        w = await fg.train(self.config, fg.learner(self.config, self.model_of(me)), me, self.start(me, msg.w))
         self.keep(me, w)
         return Whole(w, fg.client_weight(self.config, me))
 

@@ -75,5 +75,5 @@ class FedDistillPlus(fg.GlobalModel[Config]):
         lesson = await fg.train_towards(
             self.config, self.config, fg.trainer(self.config, model), me, w, msg.table, msg.known
         )
-        local = self.sent(me, lesson.w)
+        local = await self.sent(me, lesson.w)
         return Local(*fg.statistics_apart(model.buffers, local.pw), lesson.means, lesson.held, local.p)

@@ -36,6 +36,7 @@ class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):
     name = "fedensemble"
     summary = "FedAvg judged by the ensemble of all users' models (a baseline of Zhu et al. 2021)."
     citation = "zhu2021data"
+    by_training = (Shown,)
     profiles = {
         "paper": {"dataset": "mnist", "normalise": "half", "model": "cnn", "partition": "dirichlet-fedgen"}
         | {"ratio": 0.5, "alpha": 0.1, "partition_seed": 42, "clients": 20, "active": 10, "rounds": 200, "steps": 20}
@@ -64,7 +65,7 @@ class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> Shown:
-        w = await fg.train(self.config, fg.trainer(self.config, self.model_of(me)), me, self.start(me, msg.w))
+        w = await fg.train(self.config, fg.learner(self.config, self.model_of(me)), me, self.start(me, msg.w))
         self.keep(me, w)
         return Shown({name: w[name] for name in self.travel.names(self.model)}, fg.client_weight(self.config, me))
 

@@ -219,7 +219,7 @@ class FedGen(fg.GlobalModel[Config]):
         p = fg.client_weight(self.config, me)
         head, rest = self.parts(model, w)
         held = labels[..., None] == torch.arange(self.task.classes, device=labels.device)
-        counts = {"labels": (held * plan["mask"][..., None]).sum((0, 1))}
+        counts = {"labels": (held * plan["mask"].to(labels.device)[..., None]).sum((0, 1))}
         shown, summed = (counts, {}) if self.config.shows_counts else ({}, counts)
         return Upload(head, *fg.statistics_apart(model.buffers, fg.tree.scale(rest, p)), summed, shown, p)
 

@@ -28,6 +28,7 @@ class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):
         "FedAvg of updates divided by their effective steps, so that busy clients do not bias it (Wang et al. 2020)."
     )
     citation = "wang2020tackling"
+    by_training = (Normalised,)
     profiles = {
         "paper": {"dataset": "cifar10", "model": "vgg13", "partition": "dirichlet", "alpha": 0.1, "clients": 16}
         | {"rounds": 100, "epochs": 2, "batch": 32, "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4},
@@ -54,8 +55,9 @@ class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> Normalised:
         model, start = self.model_of(me), self.start(me, msg.w)
-        plan = self.config.plan(me.data, me.rng("batches"))
-        w = await fg.train(self.config, fg.trainer(self.config, model), me, start, plan=plan)
+        learner = fg.learner(self.config, model)
+        plan = fg.plan_of(self.config, learner, me)
+        w = await fg.train(self.config, learner, me, start, plan=plan)
         self.keep(me, w)
         p, a = fg.client_weight(self.config, me), effective_steps(len(plan["index"]), self.config.momentum)
         moved = {name: start[name] - w[name] for name in msg.w if name not in model.buffers}

@@ -17,16 +17,16 @@ class Config(fg.GlobalModelOptions):
     mu: float = fg.option(0.01, "Weight μ of the proximal term; 0 is FedAvg.", low=0)
 
 
-def proximal_loss(output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params, anchor: fg.Params, mu: Tensor) -> Tensor:
-    """F_k(w) + μ/2 ‖w − w_t‖² (Eq. 2), over the weights that travel; buffers, which are not trained, are not in w."""
-    distance = sum((w[name] - anchor[name]).square().sum() for name in w if name in anchor)
-    return fg.cross_entropy(output, y, mask, w) + mu / 2 * distance
+def proximity(w: fg.Params, anchor: fg.Params, mu: Tensor) -> Tensor:
+    """μ/2 ‖w − w_t‖² (Eq. 2), over the weights that travel; buffers, which are not trained, are not in w."""
+    return mu / 2 * sum((w[name] - anchor[name]).square().sum() for name in w if name in anchor)
 
 
 class FedProx(fg.GlobalModel[Config]):
     name = "fedprox"
     summary = "FedAvg with a proximal term that keeps clients near the global weights (Li et al. 2020)."
     citation = "li2020federated"
+    by_training = (fg.Local,)
     profiles = {
         "paper": {"dataset": "mnist", "model": "mlp", "partition": "shards", "clients": 1000, "rounds": 200}
         | {"active": 10, "epochs": 20, "batch": 10, "lr": 0.03, "mu": 1.0},
@@ -42,6 +42,6 @@ class FedProx(fg.GlobalModel[Config]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
-        learner = fg.trainer(self.config, self.model_of(me), proximal_loss)
+        learner = fg.learner(self.config, self.model_of(me), proximity)
         w = await fg.train(self.config, learner, me, self.start(me, msg.w), msg.w, self.config.mu)
-        return self.sent(me, w)
+        return await self.sent(me, w)

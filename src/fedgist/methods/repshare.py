@@ -22,7 +22,17 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.families.own_choices import OwnChoices
-from fedgist.learning.contrastive import REDUCTIONS, Averager, Choices, RepresentationLoss, bounded, chosen, draw
+from fedgist.learning.contrastive import (
+    CRITIC,
+    REDUCTIONS,
+    Averager,
+    Choices,
+    RepresentationLoss,
+    bounded,
+    chosen,
+    critic,
+    draw,
+)
 
 log = logging.getLogger("fedgist")
 
@@ -129,7 +139,9 @@ class RepresentationSharing(fg.OwnModel[Config]):
         return {"means": means, "known": torch.zeros(self.task.classes), "buffers": {}}
 
     async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
-        self._check_names(fed)
+        named = {*self.choices.single, *(peer for choices in self.choices.all() for peer in choices.peers)}
+        for id in sorted(named - fed.info.keys()):
+            raise fg.unknown("client", id, fed.info)
         if fed.node in fed.ids:  # a peer: it is its own relay
             fetched = await fed.ask(fed.ids, Fetch(), Representations)
             self.exhibit(fed, [id for id in fetched if id == fed.node], fetched)
@@ -183,13 +195,19 @@ class RepresentationSharing(fg.OwnModel[Config]):
         means, observations = torch.zeros(*self._size), torch.zeros(self.config.m_down, *self._size)
         none = torch.zeros(self.task.classes)
         heard = {"means": means, "known": none, "observations": observations, "observed": none}
-        return {**super().client_init(me), "heard": heard, "round": 0}
+        own = super().client_init(me)
+        if self.choices.of(me.id).discriminator == "external":  # it trains with the model, and stays here
+            own["w"] |= critic(self.model.feature_size, me.rng)
+        return {**own, "heard": heard, "round": 0}
+
+    def client_weights(self, me: fg.Site, sent: fg.Params) -> fg.Params:
+        return {name: value for name, value in me.state["w"].items() if not name.startswith(CRITIC)}
 
     @fg.handler
     async def learn(self, me: fg.Site, msg: Lesson) -> Representations:
         config, mine, model = self.config, self.choices.of(me.id), self.model_of(me)
         weights = torch.tensor([mine.lambda_kd, mine.lambda_disc], dtype=torch.float64)
-        learner = fg.trainer(config, model, RepresentationLoss(model, config.reduction))
+        learner = fg.trainer(config, model, RepresentationLoss(model, config.reduction, mine.discriminator))
         if config.train_offline and (missed := me.round - 1 - me.state["round"]):  # rounds without a word to us
             then = replace(config, steps=missed * config.steps, epochs=missed * config.epochs)
             alone = replace(me, rng=me.rng("alone"))
@@ -224,8 +242,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
         index, mask = site.data.epochs(site.rng("order"), 1, 4 * self.config.batch).values()
         plan = {
             "index": index,
-            "weight": released.to(index.device)[index] * mask,
-            "member": member.T.to(index.device)[index] * mask[..., None],
+            "weight": released[index] * mask,
+            "member": member.T[index] * mask[..., None],
         }
         step = Averager(self.model_of(site)).step
         return self._released(counts, *await fg.scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
@@ -240,8 +258,3 @@ class RepresentationSharing(fg.OwnModel[Config]):
     def _released(self, counts: Tensor, sums: Tensor, observations: Tensor) -> dict[str, Tensor]:
         sent = sums[None] if self.config.means == "global" else sums[None][:0]
         return {"sums": sent, "counts": counts, "observations": observations, "observed": counts > 0}
-
-    def _check_names(self, fed: fg.Federation) -> None:
-        named = {*self.choices.single, *(peer for choices in self.choices.all() for peer in choices.peers)}
-        for id in sorted(named - fed.info.keys()):
-            raise fg.unknown("client", id, fed.info)

@@ -43,16 +43,16 @@ class Changes:
     joined_p: float = fg.wire(additive=True, paper=False, low=0, high="p")
 
 
-def controlled_loss(output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params, correction: fg.Params) -> Tensor:
-    """f_i(y) + ⟨c − c_i, y⟩, whose gradient is that of line 10: g_i(y) − c_i + c."""
-    linear = sum((correction[name] * w[name]).sum() for name in correction)
-    return fg.cross_entropy(output, y, mask, w) + linear
+def controlled(w: fg.Params, correction: fg.Params) -> Tensor:
+    """⟨c − c_i, y⟩: with f_i(y) its gradient is that of line 10, g_i(y) − c_i + c."""
+    return sum(((correction[name] * w[name]).sum() for name in correction), start=torch.zeros(()))
 
 
 class Scaffold(fg.GlobalModel[Config]):
     name = "scaffold"
     summary = "Control variates cancel the drift of clients with different data (Karimireddy et al. 2020)."
     citation = "karimireddy2020scaffold"
+    by_training = (Changes,)
     profiles = {
         "paper": {"dataset": "emnist-byclass", "model": "mlp", "partition": "shards", "shards_per_client": 1}
         | {"clients": 100, "active": 20, "rounds": 1000, "steps": 5, "batch": 1396, "lr": 0.1, "weighting": "uniform"},
@@ -104,8 +104,9 @@ class Scaffold(fg.GlobalModel[Config]):
     async def update(self, me: fg.Site, msg: Controlled) -> Changes:
         model, before = self.model_of(me), me.state["c"]
         x, correction = self.start(me, msg.x), fg.tree.sub(msg.c, before)
-        plan = self.config.plan(me.data, me.rng("batches"))
-        y = await fg.train(self.config, fg.trainer(self.config, model, controlled_loss), me, x, correction, plan=plan)
+        learner = fg.learner(self.config, model, controlled)
+        plan = fg.plan_of(self.config, learner, me)
+        y = await fg.train(self.config, learner, me, x, correction, plan=plan)
         self.keep(me, y)
         p, steps = fg.client_weight(self.config, me), effective_steps(len(plan["index"]), self.config.momentum)
         if rate := steps * self.config.lr_at(me.round):  # who has not moved (no data, a rate of 0) learns no gradient

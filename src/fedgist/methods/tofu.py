@@ -84,10 +84,11 @@ class Upload(Encoded):
     cosine: float = fg.wire(additive=True, paper=False)
 
 
-class TOFU(fg.ServerModel[Config]):
+class TOFU(fg.PrivatelyTrained[Config], fg.ServerModel[Config]):
     name = "tofu"
     summary = "Updates travel as a few synthetic images whose gradient they are, up and down (Garg et al. 2022)."
     citation = "garg2022tofu"
+    by_training = (Upload, fg.Local)
     profiles = {
         "paper": {"dataset": "mnist", "model": "lenet5", "partition": "iid", "clients": 10, "rounds": 133}
         | {"switch2": 130, "batch": 64, "lr": 0.01, "images": 64, "iterations": 1000},
@@ -219,7 +220,7 @@ class TOFU(fg.ServerModel[Config]):
         if p == 0:
             nothing = {name: field[None] for name, field in self.on_wire(self.encoder.nothing(0)).items()}
             return Upload(**nothing, version=version, p=0.0, statistics=0 * statistics(self.model, w), cosine=0.0)
-        trained = await fg.train(self.config, fg.trainer(self.config, self.model), me, w)
+        trained = await fg.train(self.config, fg.learner(self.config, self.model), me, w)
         real = {name: w[name] - trained[name] for name in self.encoder.names}
         aimed, sent, cosine = await self.encode(real, me.state["residual"], w, me.rng, me.round)
         running = as_float32(statistics(self.model, trained) * p)
@@ -234,9 +235,9 @@ class TOFU(fg.ServerModel[Config]):
     @fg.handler
     async def full(self, me: fg.Site, msg: fg.Global) -> fg.Local:
         """A round of FedAvg (switch₂)."""
-        w = await fg.train(self.config, fg.trainer(self.config, self.model), me, msg.w)
+        w = await fg.train(self.config, fg.learner(self.config, self.model), me, msg.w)
         p = fg.client_weight(self.config, me)
-        return fg.Local(fg.tree.scale(w, p), p)
+        return fg.Local(await fg.weighted(w, p), p)
 
 
 def passed(switch: int | None, round: int) -> bool:

@@ -22,7 +22,8 @@ GROUPS = 32  # GroupNorm: at most this many groups (Wu and He 2018), each of at 
 
 
 # step(weights, activation, buffers, tap): BatchNorm layers write their new statistics into `buffers` (None: evaluation
-# mode) and append their NormStatistics to `tap` (None: nobody asks). Full tensor names are bound once, not per call.
+# mode) and, as linear ones do, tell a `tap` what they saw (None: nobody asks). Full tensor names are bound once, not
+# for each call.
 Step = Callable[[Params, Tensor, Params | None, Tap | None], Tensor]
 
 
@@ -145,7 +146,13 @@ class Linear(Layer):
 
     def bind(self, name: str) -> Step:
         weight, bias = f"{name}.weight", f"{name}.bias"
-        return lambda w, x, buffers, tap: F.linear(x, w[weight], w[bias])
+
+        def step(w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
+            if tap is not None:
+                tap.entering[name] = x
+            return F.linear(x, w[weight], w[bias])
+
+        return step
 
 
 class Moments(Function):

@@ -17,7 +17,7 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
 from fedgist.models.gpu.blocks import bind_blocks
-from fedgist.models.layers import Entry, Layers, Step, bind_all, named_entries
+from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, named_entries
 
 MOST_SIDES, MOST_INPUTS = 8, 2**26
 """Dimensions of an input, and numbers in it."""
@@ -87,13 +87,17 @@ class LayeredModel(Model):
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(self._layer_shapes)
 
+    @property
+    def linear(self) -> frozenset[str]:
+        return frozenset(name for name, layer in self.layers if isinstance(layer, Linear))
+
     def __call__(
         self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
     ) -> Output:
         new: Params | None = {} if train else None
         for step in self._whole if start is None else self._extractor[self._position(start) :]:
             x = step(w, x, new, tap)
-        return Output(x, self._classify(w, x, None, None), {} if new is None else new)
+        return Output(x, self._classify(w, x, None, tap), {} if new is None else new)
 
     def head(self, w: Params, features: Tensor) -> Tensor:
         return self._classify(w, features, None, None)

@@ -77,7 +77,7 @@ class Objective:
     robust: float = 0.0
 
     def __call__(self, w: Params, x: Tensor) -> Tensor:
-        tap: Tap = []
+        tap = Tap()
         logits = self.model(w, x, start=self.layer, tap=tap).logits
         if self.robust:
             logits = self.model(w, x + self.attack(w, x), start=self.layer).logits
@@ -102,7 +102,7 @@ class Objective:
 
 def has_statistics(model: Model, layer: str | None = None) -> bool:
     """Whether what enters the model (at `layer`) passes a BatchNorm, without which Eq. 6 says nothing."""
-    tap: Tap = []
+    tap = Tap()
     shape = model.input_shape if layer is None else model.layer_shapes[layer]
     model(model.init(Rng(0)), torch.zeros(1, *shape), start=layer, tap=tap)
     return len(tap) > 0

@@ -223,7 +223,7 @@ def test_several_seeds_together(stacks: list[int]) -> None:
     data, runner = sites(20, 20, 20), Stacked(workers=1)
     together = [train(runner, data, seed=seed, steps=2) for seed in (0, 1)]
     run_rounds(together)
-    assert stacks == [6]
+    assert stacks == [6, 6], "what they train and what they send of it"
     for seed, engine in enumerate(together):
         exact, alone = (
             train(Sequential(Place(dtype=d)), data, seed=seed, steps=2) for d in (torch.float64, torch.float32)
@@ -377,7 +377,7 @@ def test_a_traced_step_is_bit_equal_and_serves_longer_pools(monkeypatch: pytest.
             engine.run_round()
             ends.append(storage.digest(engine.state))
         assert ends[0] == ends[1]
-    assert traces == ["Trainer.step"]
+    assert traces == ["Trainer.step", "scale"]
 
 
 @dataclass(frozen=True)
@@ -411,7 +411,7 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     for engine in (plain, found):
         engine.run_round()
         engine.run_round()
-    assert len(given) == 1
+    assert len(given) == 2, "the step, and what is sent of its end"
     assert storage.digest(plain.state) == storage.digest(found.state)
 
     def fail(graph: Any, dynamic: bool) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,35 @@ def test_a_site_with_a_budget_refuses_what_would_not_keep_it(layer: object, why:
     assert isinstance(answered, Refusal) and answered.refused and why in answered.why
 
 
-def test_a_site_does_not_train_by_the_seed_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_noise_of_training_are_the_sites_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sites with the same data, asked the same by the same seed, draw different bits; a restarted one the same."""
+    drawn: list[Tensor] = []
+
+    async def count(self: Counting, me: fg.Site, msg: Count) -> Total:
+        assert me.secret is not None
+        drawn.append(me.secret("batches")(4))
+        return Total(me.data.counts().double())
+
+    monkeypatch.setattr(Counting, "count", count)
     monkeypatch.setattr(Counting, "releases", {Total: fg.NoisySteps(Release(1.0, 0.1))})
-    answered = unseal(host(tmp_path, 1.0).handle(seal(start({"privacy": PRIVACY}))))[0]
-    assert isinstance(answered, Refusal) and answered.refused and "which the server knows" in answered.why
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    for folder in ("a", "b", "a"):
+        made = host(tmp_path / folder)
+        made.handle(seal(start({"privacy": PRIVACY})))
+        assert isinstance(unseal(made.handle(asked))[0], Reply)
+    assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
+    assert (tmp_path / "a" / "runs" / "run-1" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_a_run_that_was_forgotten_is_charged_anew(tmp_path: Path) -> None:
+    """Its outbox is gone, so that asked again it gets fresh noise: that is another release."""
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    for times in (1, 2):
+        made = host(tmp_path)
+        made.handle(seal(start({"privacy": PRIVACY})))
+        assert isinstance(unseal(made.handle(asked))[0], Reply)
+        assert sum(one.times for one in Book(tmp_path / "privacy.jsonl").releases) == times
+        shutil.rmtree(tmp_path / "runs")
 
 
 class Killed(BaseException):

@@ -113,7 +113,7 @@ def test_without_a_gpu_a_block_is_its_layers(train: bool) -> None:
     layers, x = (*block(), ("residual", RESIDUAL)), images(5, 3, 8, 8)
     made: list[Any] = []
     for chain in (blocks.bind_blocks(layers), bind_all(layers)):
-        tap: Tap = []
+        tap = Tap()
         new: Params | None = {} if train else None
         made.append((run(chain, weights(layers), x, tap, new), [list(one) for one in tap], new or {}))
     assert storage.digest(made[0]) == storage.digest(made[1])
@@ -191,7 +191,7 @@ def test_the_gradient_of_the_images(count: int, output: int | None, calls: list[
 
 def objective(chain: tuple[Step, ...], w: Params, x: Tensor, listens: bool = True) -> Tensor:
     """Of what leaves a chain, and of the statistics on the way."""
-    tap: Tap = []
+    tap = Tap()
     out = run(chain, w, x, tap if listens else None)
     return out.square().sum() + sum(((s.mean - s.running_mean).sin() + s.variance.square()).sum() for s in tap)
 

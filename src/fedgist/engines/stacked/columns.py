@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fedgist.core.rows import find_stack
 from fedgist.core.work import Place
 
 
@@ -47,6 +48,8 @@ class Column(NamedTuple):
         elif self.pooled and len({tensor.shape[0] for tensor in self.tensors}) > 1:
             made = first.new_zeros(self.shape)
             self._fill(made)
+        elif (stack := find_stack(self.tensors)) is not None:
+            made = stack
         elif all(tensor.device == first.device for tensor in self.tensors):
             made = torch.stack(list(self.tensors))
         else:

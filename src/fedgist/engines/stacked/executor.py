@@ -200,7 +200,8 @@ class Stacked:
         """Replace vmap by the operations it comes to, once that pays; on a GPU, which replays them, only to compile."""
         program = self._find_program(group)
         program.runs, program.steps = program.runs + 1, program.steps + max(group.lengths)
-        worth = self._compile or (not self.on_gpu and program.steps >= WORTH_TRACING)
+        often = group.is_scan or program.runs >= 3
+        worth = often if self._compile else not self.on_gpu and program.steps >= WORTH_TRACING
         if program.trace_tried or not worth or (group.size > 1 and group.identical):
             return
         program.trace_tried = True

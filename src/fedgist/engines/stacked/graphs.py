@@ -29,7 +29,7 @@ class Captured(Protocol):
         """Whether the group's pools are no longer than the recorded ones."""
 
     def run(self, group: Group) -> Sequence[Tensor]:
-        """The stacked results, good until the next run."""
+        """The stacked results, which are the caller's."""
 
 
 class Buffer:
@@ -98,7 +98,7 @@ class CapturedScan:
             self._row.zero_()
             for _ in range(segment.count):
                 self._graph.replay()
-        return self._carry
+        return [tensor.clone() for tensor in self._carry]
 
     def _load(self, group: Group) -> None:
         for tensor, column in zip(self._carry, group.carry, strict=True):
@@ -140,7 +140,7 @@ class CapturedCompute:
     def run(self, group: Group) -> Sequence[Tensor]:
         self._load(group)
         self._graph.replay()
-        return self._outputs
+        return [tensor.clone() for tensor in self._outputs]
 
     def _load(self, group: Group) -> None:
         for buffer, column in zip(self._inputs, group.consts, strict=True):

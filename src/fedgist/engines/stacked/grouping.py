@@ -1,6 +1,7 @@
 """Work that is the same computation as one: what its function takes, with all clients in it."""
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,15 +30,30 @@ class Frame:
         leaves = tree.leaves(whole)
         count = iter(range(len(leaves)))
         rest = [Slot(next(count)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.form = tree.rebuild(whole, rest)
+        self.fill = _filler(tree.rebuild(whole, rest))
+        """The tree with these tensors in it."""
         self._kind = tree.structure(whole), [(type(leaf), by_value(leaf)) for leaf in rest]
-
-    def fill(self, tensors: Sequence[Tensor]) -> Tree:
-        return tree.map(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf, self.form)
 
     def matches(self, other: "Frame") -> bool:
         """Whether two trees differ in their tensors at most."""
         return self._kind == other._kind
+
+
+def _filler(form: Tree) -> Callable[[Sequence[Tensor]], Tree]:
+    """A function that fills a form, made once, because it runs for every client and every call."""
+    if isinstance(form, Slot):
+        return operator.itemgetter(form.index)
+    if isinstance(form, dict):
+        kind, names = type(form), tuple(form)
+        if len(names) > 1 and all(isinstance(value, Slot) for value in form.values()):
+            pick = operator.itemgetter(*(value.index for value in form.values()))
+            return lambda tensors: kind(zip(names, pick(tensors), strict=True))
+        parts = [(name, _filler(value)) for name, value in form.items()]
+        return lambda tensors: kind((name, part(tensors)) for name, part in parts)
+    if isinstance(form, (list, tuple)):
+        sequence, fillers = type(form), [_filler(value) for value in form]
+        return lambda tensors: sequence([filler(tensors) for filler in fillers])
+    return lambda tensors: form
 
 
 def tensors_of(what: Tree) -> list[Tensor]:

@@ -1,7 +1,6 @@
 """How a group of equal work is run as one: under vmap, traced and compiled, step after step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +50,16 @@ class Vectorised:
         return tuple(tensors_of(result))
 
     def split(self, stacked: Sequence[Tensor], count: int) -> list[Tree]:
-        """The results of each client: copies, because a view that one client keeps would keep the whole stack."""
+        """The results of each client, as rows of what they are stacked in; who keeps one for long copies it."""
         assert self.results is not None
-        rows: list[Any] = [torch.unbind_copy(tensor) for tensor in stacked]  # type: ignore[func-returns-value]
-        return [self.results.fill([row[i] for row in rows]) for i in range(count)]
+        if not stacked:
+            return [self.results.fill([]) for _ in range(count)]
+        return [self.results.fill(row) for row in zip(*[_own(tensor).unbind() for tensor in stacked], strict=True)]
+
+
+def _own(stack: Tensor) -> Tensor:
+    """A stack that is nobody's view, so that its rows can be told from it."""
+    return stack.clone(memory_format=torch.contiguous_format) if stack._base is not None else stack.contiguous()
 
 
 def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compile: bool = False) -> Call:

@@ -199,7 +199,7 @@ class Run:
         if "sees" not in self.about:
             return "not recorded"
         if not self.visible:
-            return self.about.get("secure", "sums only")
+            return "no server; neighbours add up" if self.peer_to_peer else self.about.get("secure", "sums only")
         whose = "no server; neighbours see" if self.peer_to_peer else "each client's"
         named = self.visible[:most]
         more = f" and {len(self.visible) - len(named)} more" if len(named) < len(self.visible) else ""

@@ -1,7 +1,8 @@
 """Envelopes: what travels between a server and a site on a real network: who and when in JSON, then a message's bytes.
 
 A site is sent a `Question` (what would you run?), a `Start` (this run begins or goes on) or a `Request` (answer this
-message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Like
+message); it sends back an `Introduction`, `Ready`, a `Reply`, or an `Unfitting` or a `Refusal` that say why not. Where
+there is no server, it is sent a `Step` (go on with your own round) and a `Delivery` (letters of your neighbours). Like
 messages, envelopes are checked field by field before anything is made of them, and nothing in them is executed. A
 digest tells one that was cut short or damaged; it is no signature: who sent it, TLS says.
 
@@ -30,6 +31,11 @@ AGAIN = "the run was started again since this was asked"
 """Why a site does not answer a server that died, or one whose start was overtaken by an older one."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
+
+
+def version_of(phase: str, round: int, exchange: int) -> str:
+    """The name of an exchange of a run, and of the state that answering in it leaves behind."""
+    return f"{phase}-{round:06d}-{exchange:06d}"
 
 
 def since(version: int, default: Any, before: Any) -> Any:
@@ -101,7 +107,7 @@ class Request:
     @property
     def version(self) -> str:
         """The name of the state that answering leaves behind."""
-        return f"{self.phase}-{self.round:06d}-{self.exchange:06d}"
+        return version_of(self.phase, self.round, self.exchange)
 
     def fingerprint(self, payload_digest: str) -> str:
         """Equal exactly where the same is asked, from the same state, in the same exchange of the same run."""
@@ -119,6 +125,60 @@ class Reply:
     changed: bool
     request: str = since(2, "", "")
     """The fingerprint of what it answers."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Go on with your own round until you ask your neighbours; their letters to you, and who sent none, follow."""
+
+    run: str
+    round: int
+    exchange: int
+    state: str
+    """The version of your client's state to answer from in this exchange; empty is the first."""
+    node: str
+    """The version of your node's state that the round begins with."""
+    keep: list[str]
+    here: list[str]
+    """The sites that can be written to now."""
+    token: str = since(2, "", "")
+    """That of the start which it follows."""
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """How far the site's round has come; its letters to its neighbours, and what it counted, follow."""
+
+    run: str
+    version: str
+    how: str
+    """asked, finished or skipped."""
+    answered: bool
+    """Whether the site has asked itself, too, and answered."""
+    changed: bool
+    """Whether that left a new version of its client's state."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Letters of your neighbours follow: answer them, starting from that version of your state, and keep those."""
+
+    run: str
+    round: int
+    exchange: int
+    state: str
+    keep: list[str]
+    token: str = since(2, "", "")
+    """That of the start which it follows."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The site's letters back follow, and whom it refused one; `changed`: one left a new version of its state."""
+
+    run: str
+    version: str
+    changed: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +202,20 @@ class Refusal:
     """The SHA-256 of the envelope that it answers."""
 
 
-Header = Question | Introduction | Start | Ready | Request | Reply | Unfitting | Refusal
+Header = (
+    Question
+    | Introduction
+    | Start
+    | Ready
+    | Request
+    | Reply
+    | Step
+    | Stepped
+    | Delivery
+    | Delivered
+    | Unfitting
+    | Refusal
+)
 KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Header)}
 
 
@@ -229,7 +302,7 @@ def _check(kind: str, name: str, value: Any, hint: Any) -> None:
         good = len(value) < 100 and all(type(item) is inner[0] for item in value)
     texts = value if base is list else [value]
     good = good and all(len(text) <= LONGEST_TEXT for text in texts if isinstance(text, str))
-    if good and name in ("run", "version", "state", "keep", "phase"):
-        good = all(NAME.fullmatch(text) or (name == "state" and text == "") for text in texts)
+    if good and name in ("run", "version", "state", "node", "keep", "here", "phase"):
+        good = all(NAME.fullmatch(text) or (name in ("state", "node") and text == "") for text in texts)
     if not good:
         raise WireError(f"{kind}: {name} is not what it should be")

@@ -5,7 +5,7 @@ to be is as strict about it as a new one.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,18 @@ class Policy:
     messages: tuple[str, ...] = option(
         (EVERYTHING,), "Replies that may leave this site, as the method's page names them; all allows every one."
     )
+    neighbours: tuple[str, ...] = option(
+        (EVERYTHING,),
+        "Sites that may be this site's neighbours in runs without a server, and then see its replies; all: any member.",
+    )
     min_samples_per_class: int = option(
         10, "Samples of a class with fewer than this are not used at all, as if they were not there.", low=1
     )
     min_test_samples: int = option(
         50, "With fewer test images than this no score leaves; classes as rare as above are not tested.", low=1
+    )
+    min_samples: int = option(
+        50, "Sums of columns, by which everybody standardises, are over at least so many samples here.", low=1
     )
     secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
     min_sum: int = option(
@@ -85,6 +92,17 @@ class Policy:
                 raise _not_allowed(method.name, f", which shows {', '.join(shown)} of each site")
         if not any(self.allows(handler) for handler in method.handlers.values()):
             raise Refused(f"its policy allows none of the messages of {method.name} to leave")
+
+    def check_peers(self, method: Method, neighbours: Iterable[str]) -> None:
+        """Whether a method may run here without a server: no sum hides a reply from who asks for it, so that it must be
+        named; and whether these may be neighbours."""
+        if method.name not in self.methods:
+            raise _not_allowed(method.name, " without a server, which shows its replies to neighbours")
+        if self.secure:
+            raise Refused("its policy allows replies to leave only in secure sums, and neighbours would see them")
+        for site in neighbours:
+            if not {site, EVERYTHING} & set(self.neighbours):
+                raise Refused(f"its policy does not allow {site} as a neighbour")
 
     def check_options(self, method: str, config: object) -> None:
         """Whether each option is as safe as this site wants it; before anything is built with it."""

@@ -1,15 +1,18 @@
 """A site's half of a private run: its own budget, book and outbox, and noise that no seed of the server decides."""
 
+import hashlib
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
+from fedgist import storage
 from fedgist.core.codec import Codec
 from fedgist.core.method import Method
 from fedgist.dp import randomness
 from fedgist.dp.budget import Book, Limit, Outbox
-from fedgist.dp.releases import SEEDED, declared, trains
+from fedgist.dp.releases import declared, trains
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.private import NOISES, Kept, PrivateSite, Promise
 from fedgist.federation.protocol.envelope import Start
@@ -54,13 +57,27 @@ def site_layer(
         if rules.epsilon is not None:
             raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
         return inner
-    if trains(releases := declared(method, method.name)):
-        raise Refused(SEEDED)
+    if trains(releases := declared(method, method.name)) and promise.noise != "local":
+        raise Refused("clients that train have noise of their own, and this run counts on that of all together")
     if promise.noise == "sum" and inner.form.invitation is None:
         raise Refused("noise that suffices only in a sum needs a secure sum, and this run has none")
     limit = Limit(rules.epsilon or math.inf, rules.delta if rules.epsilon else promise.delta)
     kept = Kept(Outbox(run / "outbox"), codec)
     device = codec.place.device
+    memory = hashlib.blake2b(own_secret(run), digest_size=8).hexdigest()
+    book = Book(folder / BOOK)
     return PrivateSite(
-        inner, promise, releases, Book(folder / BOOK), limit, lambda exchange, tag: randomness.secret(device), kept
+        inner, promise, releases, book, limit, lambda exchange, tag: randomness.secret(device), kept, memory
     )
+
+
+def own_secret(run: Path) -> bytes:
+    """What batches and noise of training in a run are drawn from, and nobody else knows: from the operating system,
+    kept in the run's folder, so that the same request, asked again after a crash, finds the same of both.
+    """
+    path = run / "secret"
+    if not path.is_file():
+        with storage.replacing(path) as draft:
+            draft.touch(0o600)
+            draft.write_bytes(os.urandom(32))
+    return path.read_bytes()

@@ -2,7 +2,7 @@
 
 Whatever comes back is checked before it is believed: a reply that does not decode, holds numbers outside the range of
 their field or is out of all proportion is that site's failure, is said so by name, and the exchange goes on without it.
-Peer-to-peer topologies are not for this engine: it is the server.
+This engine is the server; where sites ask each other, `peer_engine` conducts them.
 """
 
 import hashlib
@@ -132,6 +132,8 @@ class RemoteEngine(Engine):
         self._tokens: dict[str, str] = {}
         """That of the last start of each site."""
         self._kept: list[dict[str, str]] = []
+        self.network: dict[str, Any] = {}
+        """What sites are told of each other, where they ask each other."""
 
     def run_round(self) -> RoundReport:
         self._take_attendance()
@@ -328,6 +330,17 @@ class RemoteEngine(Engine):
         self._check_enough()
         return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
 
+    def _call(self, envelopes: Mapping[str, bytes], kind: type[Any], failed: str) -> dict[str, tuple[Any, bytes]]:
+        """Send each its envelope; what comes back, by site, if it is of that kind. Who `failed` is missing."""
+        found: dict[str, tuple[Any, bytes]] = {}
+        asked = {id: Asked(envelope, (self.run, "", "")) for id, envelope in envelopes.items()}
+        for id, data in sorted(self._exchange(asked, len(asked)).items()):
+            try:
+                found[id] = _open(data, kind, envelopes[id])
+            except (SiteFailure, WireError) as error:
+                self._miss(id, f"{failed}: {error}")
+        return found
+
     def _miss(self, id: str, why: str) -> None:
         why = plain(why)
         if self.missing.get(id) != why:  # once a round, however many exchanges it has
@@ -349,7 +362,7 @@ class RemoteEngine(Engine):
                 seed=self.rng.root,
                 model=self.info[id]["model"],
                 options={name: getattr(self.method.config, name) for name in options(self.method.config)},
-                task=describe(self.method.task),
+                task=describe(self.method.task) | self.network,
                 layer=json.dumps(told) if (told := self.layer.describe()) else "",
             )
             spoken = self.protocols.get(id, PROTOCOL)

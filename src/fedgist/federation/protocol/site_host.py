@@ -15,20 +15,25 @@ import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
 from fedgist.core.codec import Codec, Leaves, to_bytes
 from fedgist.core.federation import Site
 from fedgist.core.message import Params, WireError, tag_of
-from fedgist.core.method import Method
+from fedgist.core.method import Handler, Method
 from fedgist.core.tree import Tree
 from fedgist.data.client_data import ClientData
+from fedgist.dp import randomness
 from fedgist.engines.engine import SiteFailure, answer, client_rng
 from fedgist.engines.layer import Exchange, PlainSite, SiteLayer, Unfit
 from fedgist.engines.scheduler import Executor
+from fedgist.federation.protocol import network as networks
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.audit import Audit
@@ -36,6 +41,7 @@ from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
     AGAIN,
     PROTOCOL,
+    Delivery,
     Header,
     Introduction,
     Question,
@@ -44,11 +50,15 @@ from fedgist.federation.protocol.envelope import (
     Reply,
     Request,
     Start,
+    Step,
     Unfitting,
     digest,
     seal,
     unseal,
 )
+from fedgist.federation.protocol.letters import Desk
+from fedgist.federation.protocol.network import Network
+from fedgist.federation.protocol.peer_site import PeerRun
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
 from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
@@ -60,6 +70,9 @@ Prepare = Callable[[Start], tuple[Method, ClientData]]
 
 MakeLayer = Callable[[Start, Path], SiteLayer]
 """Makes a site's half of what lies between its replies and the server; the folder is the site's."""
+
+MakeDesk = Callable[[Network], Desk]
+"""Opens the desk at which a site seals its letters to other sites."""
 
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
@@ -79,12 +92,21 @@ def no_keys(start: Start, folder: Path) -> SiteLayer:
     return PlainSite()
 
 
+def no_desk(network: Network) -> Desk:
+    """Without keys a site can write to nobody."""
+    raise Refused("the run has no server, and this site no keys to seal letters with")
+
+
 class States:
     """The versions of a client's state in one run, on disk and in memory."""
 
     def __init__(self, folder: Path, first: Tree, put: Callable[[Tree], Tree]):
         self.folder, self._put = folder, put
         self._known = {"": put(first)}
+
+    def beside(self, name: str, first: Tree) -> "States":
+        """Versions of another state of the same run."""
+        return States(self.folder / name, first, self._put)
 
     def get(self, version: str) -> Tree:
         if version not in self._known:
@@ -153,9 +175,12 @@ class SiteRun:
                 draft.write_text("\n".join(tokens))
             self._tokens = tokens
 
-    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
-        if header.token != self._tokens[-1]:  # it does not know what the server that came after it needs
+    def check_token(self, token: str) -> None:
+        """Refuses what a server asked that has died since: it does not know what the one after it needs."""
+        if token != self._tokens[-1]:
             raise SiteFailure(AGAIN)
+
+    def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
         here = Exchange(header.run, header.phase, header.round, header.exchange)
         fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
         for request, own in self.layer.form.own.items():
@@ -167,27 +192,48 @@ class SiteRun:
             raise WireError(f"{self.method.name} has no request {header.type} in a {header.phase}")
         handler = self.handlers[header.type]
         policy.check_reply(handler)
-        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
-        self.answered.check(header.version, asked)
-        msg: Any = self.codec.decode(handler.request, payload)
-        before = self.states.get(header.state)
-        site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
-        (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
-        if isinstance(reply, SiteFailure):
-            raise reply
-        leaves = self.codec.pack(reply)
-        self.answered.note(header.version, asked, to_bytes(handler.reply, leaves))
+        leaves, state = self.reply(handler, header, payload, header.version)
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
-        if changed := not tree.same(site.state, before):
-            self.states.put(header.version, site.state)
+        if changed := state is not None:
+            self.states.put(header.version, state)
         if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
             with storage.replacing(self.heard) as draft:
                 draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header
-        self.states.forget(header.version, {header.state, *header.keep, self._judged.state if self._judged else ""})
+        self.forget(header.version, header.state, header.keep)
         return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
+
+    def reply(self, handler: Handler, header: Request, payload: bytes, once: str = "") -> tuple[Leaves, Tree | None]:
+        """A packed reply, and the state that it leaves behind, if that is a new one.
+
+        Under the name `once` only this request is ever answered, and only so; one without a name leaves the site not.
+        """
+        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        if once:
+            self.answered.check(once, asked)
+        msg: Any = self.codec.decode(handler.request, payload)
+        before = self.states.get(header.state)
+        site = self._site(header.round, tree.copy(before), header.phase, header.round, header.exchange)
+        if self.method.task.private:
+            site.secret = partial(self._secret_bits, header.version, asked)
+        (reply,) = self.executor.drive([answer(self.method, handler, site, msg)])
+        if isinstance(reply, SiteFailure):
+            raise reply
+        leaves = self.codec.pack(reply)
+        if once:
+            self.answered.note(once, asked, to_bytes(handler.reply, leaves))
+        return leaves, None if tree.same(site.state, before) else site.state
+
+    def forget(self, version: str, state: str, keep: Collection[str]) -> None:
+        """Of the states before a version, keep these, and the one that was judged last."""
+        self.states.forget(version, {state, *keep, self._judged.state if self._judged else ""})
+
+    def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
+        """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
+        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:
         """What the layer goes by; a server that leaves it out wants the reply itself."""
@@ -235,14 +281,18 @@ class SiteHost:
         model: str = "",
         enrol: Enrol = lambda roster: b"",
         layer: MakeLayer = no_keys,
+        desk: MakeDesk = no_desk,
     ):
         self.overdue: Callable[[], None] | None = None
         """What ends a computation that cannot be broken off; without it, it goes on and its answer is not sent."""
+        self.desk = desk
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
         self._lock, self._me = threading.Lock(), secrets.token_hex(8).encode()
         self._run: SiteRun | None = None
+        self._peers: PeerRun | None = None
+        """The same run, where it has no server."""
 
     def close(self) -> None:
         """Says that a run is over, and where what it left lies."""
@@ -250,7 +300,7 @@ class SiteHost:
             run, kept = self._run.start.run, self._run.heard.is_file()
             how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
             log.info(f"site {self.id}: {run} has ended{how}")
-            self._run = None
+            self._run = self._peers = None
 
     def recall(self, run: str) -> SiteRun:
         """A run that this site took part in, for the site itself: its policy is about others."""
@@ -273,7 +323,7 @@ class SiteHost:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             if file.read() != self._me:
-                self._run = None
+                self._run = self._peers = None
                 file.truncate(0)
                 file.write(self._me)
                 file.flush()
@@ -311,10 +361,19 @@ class SiteHost:
                 self._run = self._begin(header)
             self._run.begin(payload.decode())
             return Ready(), b""
-        if isinstance(header, Request):
+        if isinstance(header, (Request, Step, Delivery)):
             if self._run is None or self._run.start.run != header.run:
                 self._run = self._begin(self._recall_start(header.run))
-            return self._run.answer(header, payload, self.policy)
+            if isinstance(header, Request) and self._peers is not None:
+                self._peers.check_server(header)
+            self._run.check_token(header.token)
+            if isinstance(header, Request):
+                return self._run.answer(header, payload, self.policy)
+            if self._peers is None:
+                raise Refused("the run has a server: sites do not write to each other in it")
+            if isinstance(header, Step):
+                return self._peers.step(header, payload)
+            return self._peers.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
 
     @property
@@ -330,15 +389,23 @@ class SiteHost:
             )
         method, data = self.prepare(start)
         self.policy.check_run(method)
+        if network := networks.asked(start):
+            networks.check(network, self.id, start, method, self.policy)
         for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
         with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs(start.run)
+        self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
-        self.audit.note("leaves", kind="Leaves", run=start.run, method=start.method, model=start.model, leave=leave)
-        log.info(f"site {self.id} takes part in {start.run} with {start.model}; what may leave: {' | '.join(leave)}")
+        seen = {"neighbours": network.possible(self.id, start.seed)} if network else {}
+        note = {"run": start.run, "method": start.method, "model": start.model, "leave": leave, **seen}
+        self.audit.note("leaves", kind="Leaves", **note)
+        to = f" to {', '.join(seen['neighbours'])}, who see all of it" if seen else ""
+        log.info(
+            f"site {self.id} takes part in {start.run} with {start.model}; what may leave{to}: {' | '.join(leave)}"
+        )
         return run
 
     def _forget_old_runs(self, current: str) -> None:

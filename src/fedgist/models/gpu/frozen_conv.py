@@ -135,7 +135,7 @@ def layer_by_layer(
     running_variance: Tensor, padding: int, epsilon: float,
 ) -> Outputs:  # fmt: skip
     """What `forward` computes, by torch's own layers."""
-    tap: Tap = []
+    tap = Tap()
     pooled = []
     for client, images in enumerate(x):
         y = torch.conv2d(images, weight[client], bias[client], padding=padding)

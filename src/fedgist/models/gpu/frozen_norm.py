@@ -113,7 +113,7 @@ def layer_by_layer(
     x: Tensor, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_variance: Tensor, count: int, epsilon: float
 ) -> Outputs:
     """What `forward` computes, by torch's own layers."""
-    tap: Tap = []
+    tap = Tap()
     out = batch_norm(x, gamma, beta, running_mean, running_variance, ("", ""), buffers=None, tap=tap, epsilon=epsilon)
     if count > 1:
         out = out.relu()

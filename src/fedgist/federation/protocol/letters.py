@@ -1,0 +1,84 @@
+"""What sites write to each other, as it travels with an envelope; sealed and opened it is elsewhere (desk.py)."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedgist.core.message import WireError
+from fedgist.federation.protocol.policy import Refused
+
+NONCE, TAG = 12, 16
+"""Bytes by which a letter is longer than what is in it."""
+
+
+@dataclass(frozen=True)
+class About:
+    """The place of a letter; both ends know it, and it does not travel."""
+
+    run: str
+    version: str
+    sender: str
+    receiver: str
+    answers: str = ""
+    """For a reply, the nonce of the letter that it answers."""
+
+
+class Desk(Protocol):
+    """Where a site seals its letters, and opens those to it."""
+
+    def seal(self, about: About, data: bytes) -> bytes:
+        """A letter that only its receiver can open."""
+
+    def open(self, about: About, letter: bytes) -> bytes:
+        """What its sender sealed for this place, and nobody has touched; or a `WireError`."""
+
+
+def nonce_of(letter: bytes) -> str:
+    return letter[:NONCE].hex()
+
+
+class Seen:
+    """The nonces of the letters that a site has opened in a run; each is on the disk before its letter is answered."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._known = set(path.read_text("ascii").split()) if path.is_file() else set()
+
+    def note(self, nonce: str) -> None:
+        """Refuses a letter that was opened before: who has something to ask once more seals it anew."""
+        if nonce in self._known:
+            raise Refused("a letter that it has opened before")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="ascii") as file:
+            file.write(f"\n{nonce}")  # a torn line before it stays apart
+            file.flush()
+            os.fsync(file.fileno())
+        self._known.add(nonce)
+
+
+def bundle(told: Mapping[str, Any], letters: Mapping[str, bytes]) -> bytes:
+    """What is told and some letters, as they follow an envelope's header."""
+    text = json.dumps({**told, "letters": {name: len(letter) for name, letter in letters.items()}}).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *letters.values()])
+
+
+def unbundle(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `bundle` put together, or a `WireError`."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        if len(data) < 8 or end > len(data):
+            raise ValueError("cut short")
+        told = json.loads(data[8:end])
+        letters: dict[str, bytes] = {}
+        for name, length in told.pop("letters").items():
+            if type(length) is not int or not NONCE + TAG <= length <= len(data) - end:
+                raise ValueError("no length")
+            letters[name], end = data[end : end + length], end + length
+        if end != len(data):
+            raise ValueError("too long")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError("letters that do not fit together") from error
+    return told, letters
