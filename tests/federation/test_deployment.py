@@ -297,8 +297,11 @@ def test_killed_at_twenty_random_moments(deployed: Deployment) -> None:
 
     run = deployed.run(out, method=method)
     for _ in range(20):
+        if dice.random() < 0.7:  # not only while it begins, however slow the machine is
+            with contextlib.suppress(AssertionError):
+                run.expect(": round ")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            run.process.wait(dice.uniform(0, 25))
+            run.process.wait(dice.uniform(0, 10))
         victim = dice.choice(("run", "server", *SITES))
         if victim == "server":
             deployed.server.kill_all()
