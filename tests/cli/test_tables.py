@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,13 @@ def test_a_table_has_means_and_deviations_over_seeds(both: tuple[Path, str], for
     bold = "**" if form == "md" else r"\textbf{"
     (winner,) = [line for line in text.splitlines() if bold in line]
     assert "gist" in winner  # independent, a reference line, may have been better
+
+
+def test_a_table_is_the_first_thing_that_a_process_does(both: tuple[Path, str]) -> None:
+    """In a process of its own, in which nothing has imported what the command needs."""
+    words = [sys.executable, "-m", "fedgist", "table", str(both[0]), "--format", "md"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("| "), done.stderr
 
 
 def test_a_report_is_no_table_and_says_what_makes_one(both: tuple[Path, str], tmp_path: Path) -> None:

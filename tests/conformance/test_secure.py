@@ -11,7 +11,7 @@ from fedgist.core.federation import Answers
 from fedgist.core.method import who_sees_what
 from fedgist.engines.layer import Layer
 from fedgist.engines.local import LocalEngine
-from fedgist.engines.schemes import Masks, Simulated, masks_here
+from fedgist.engines.schemes import Helped, Masks, Simulated, helped_here, masks_here
 from fedgist.engines.secure_sum import SecureSum
 from fedgist.secure.ring import Grid
 from toys import clients, federation, received, toy, toy_federation
@@ -54,14 +54,15 @@ def off(ours: Answers[Any], exact: Answers[Any]) -> float:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_masks_change_no_bit_of_the_ring_s_sum(method: str) -> None:
-    masks = masks_here([str(i) for i in range(5)], 3)
-    assert isinstance(masks, Masks)
     ids = [str(i) for i in range(5)]
-    (masked, ours), (ring, theirs), (_, floats) = (
-        run(method, layer) for layer in (SecureSum(ids, masks), SecureSum(ids, Simulated()), None)
+    masks, helper = masks_here(ids, 3), helped_here(ids, 3)
+    assert isinstance(masks, Masks) and isinstance(helper, Helped)
+    (masked, ours), (with_helper, helped), (ring, theirs), (_, floats) = (
+        run(method, layer) for layer in (*(SecureSum(ids, one) for one in (masks, helper, Simulated())), None)
     )
-    assert masked.digest() == ring.digest()
-    assert [storage.digest(flat(one)) for one in ours] == [storage.digest(flat(one)) for one in theirs]
+    assert masked.digest() == with_helper.digest() == ring.digest()
+    for sums in (ours, helped):
+        assert [storage.digest(flat(one)) for one in sums] == [storage.digest(flat(one)) for one in theirs]
     assert max(off(one, exact) for one, exact in zip(ours, floats, strict=True)) <= 1e-6
     assert masked.ledger.totals().messages > ring.ledger.totals().messages
 

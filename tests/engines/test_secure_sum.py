@@ -9,7 +9,7 @@ from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import message, schema_of, tag_of, wire
 from fedgist.engines.layer import Exchange, Unfit
-from fedgist.engines.schemes import Simulated
+from fedgist.engines.schemes import Simulated, helped_here
 from fedgist.engines.secure_sum import SecureSum, masked
 from fedgist.secure.ring import Grid, Ring
 from toys import clients, federation, received
@@ -121,3 +121,10 @@ def test_too_few_sites_are_no_sum() -> None:
     sites = clients(30, 20)
     report = federation("fedavg", sites, between=SecureSum(list(sites), Simulated())).run_round()
     assert report.skipped == "round 1: 2 of 2 answered Local, and a secure sum is over at least 3"
+
+
+def test_with_a_helper_too_few_skip_the_round() -> None:
+    sites = clients(*[10] * 5)
+    layer = SecureSum(list(sites), helped_here(list(sites), 3))
+    report = federation("fedavg", sites, between=layer, offline=lambda id, *_: id in "01").run_round()
+    assert report.skipped and "3 of 5 sites answered, and 4 are needed" in report.skipped

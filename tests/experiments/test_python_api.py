@@ -200,3 +200,15 @@ def test_every_client_has_a_module_of_its_own():
 def test_mistakes_in_several_models_and_clients_are_named(model, data, sentence):
     with pytest.raises(FedgistError, match=sentence):
         fedgist.run("independent", model, data, None if isinstance(data, str) else TEST, rounds=1)
+
+
+def test_features_of_a_module_that_was_trained_elsewhere():
+    """Fed3R's and AFL's case: gist on the frozen features of a user's net is the ridge classifier on them."""
+    result = fedgist.run("gist", net(), CLIENTS, TEST, features="model", ridge="0.1", wire="float64")
+    with torch.no_grad():
+        z = nn.functional.normalize(net()[:3](torch.cat([x for x, _ in CLIENTS]))).double()
+    y = nn.functional.one_hot(torch.cat([y for _, y in CLIENTS]), 3).double()
+    z = (z - z.mean(0)) / 2
+    wanted = torch.linalg.solve(z.T @ z + 0.1 * torch.eye(16).double(), z.T @ (y - 1 / 3))
+    assert torch.allclose(result.state["weight"].double(), wanted, atol=1e-5)
+    assert result.accuracy > 0.95

@@ -67,7 +67,8 @@ def test_cells_share_runs(known: dict[str, presets.Preset]) -> None:
     assert elsewhere.run == synthetic.run  # where a run is made does not make it another
 
 
-def test_a_finish_goes_on_from_the_run_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+def test_a_finish_goes_on_from_the_run_without_it(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One training, two cells: first the run that both need, then its finish, which trains nothing."""
     text = """
         [options]
@@ -82,7 +83,7 @@ def test_a_finish_goes_on_from_the_run_without_it(tmp_path: Path, monkeypatch: p
         rows = { plain = {}, finished = { finish = "gist" }, "finished otherwise" = { finish = "gist:ridge=1" } }
     """
     preset, out = toy(tmp_path, text, monkeypatch)["toy/table"], tmp_path / "out"
-    how = {"device": "cpu", "engine": "sequential"}
+    how = {"device": "cpu", "engine": engine}
     (first,), finished = reproduction.jobs(preset, 1, out, {}, how, 1)
     assert [config.finish for config, _ in first.runs] == [None] and finished == 0
     assert workers.do(first) is None

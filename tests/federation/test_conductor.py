@@ -195,6 +195,23 @@ def test_the_socket_of_a_dead_job_goes_and_its_sites_get_another(
     assert not (short_folder / "7.link").exists() and conductor.session.jobs == [{"a"}]
 
 
+def test_a_job_that_is_busy_is_left_alone(
+    conductor: Conductor, short_folder: Path, begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket stays, for without it the job would end, and its sites are not given another."""
+    begin("1", "a")
+    conductor.session.heard = {"a": time.time() + 9}
+    conductor.step(0.0)
+
+    def busy(stream: Any) -> bytes:
+        raise TimeoutError
+
+    monkeypatch.setattr("fedgist.federation.conductor.read", busy)
+    for moment in (2.0, 4.0):
+        conductor.step(moment)
+    assert (short_folder / "1.link").exists() and conductor.session.jobs == []
+
+
 def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conductor, tmp_path: Path) -> None:
     conductor.session.heard = {"b": time.time(), "stranger": time.time()}
     (tmp_path / "server").mkdir()

@@ -193,7 +193,7 @@ def test_a_trial_federation_takes_a_second_data_set(tmp_path: Path) -> None:
     path.mkdir()
     (path / "federation.toml").write_text('server = "localhost"\nport = 8002\nsites = ["site-1", "site-2"]\n')
     for dataset in ("digits", "letters"):
-        federation = sim.provide(path, 2, dataset, str(tmp_path / "own"), 8002)
+        federation = sim.provide(path, sim.names(path, 2), None, dataset, str(tmp_path / "own"), 8002)
         for site in federation.sites:
             assert len(site_setup.read_images(path / "data" / site / dataset)[0].labels) > 0
 

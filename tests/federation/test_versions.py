@@ -19,6 +19,7 @@ from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import WireError
 from fedgist.data import datasets
+from fedgist.engines import executor
 from fedgist.experiments.config import resolve
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Silent
@@ -171,3 +172,10 @@ def test_a_kit_of_version_1_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     host = site._host("a", kit)
     assert host.enrol(b"a roster") == b""
     assert fields(host.handle(seal(Question("fedavg", [1, 8, 8], 10))))["kind"] == "Introduction"
+
+
+def test_a_server_of_version_1_can_read_a_refusal(tmp_path: Path) -> None:
+    rules = Policy(methods=("fedavg",))
+    site = SiteHost("a", tmp_path, lambda start: pytest.fail("begun"), executor("sequential"), rules)
+    answer = site.handle(seal(Question("real", [1, 8, 8], 10), protocol=1))
+    assert fields(answer).keys() == KNOWN["Refusal"] and "does not allow the method real" in fields(answer)["why"]

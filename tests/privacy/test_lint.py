@@ -29,6 +29,19 @@ def test_a_run_passes(run: Path) -> None:
     assert done.exit_code == 0 and "8 masked messages" in done.output
 
 
+def test_a_run_with_a_helper_passes(tmp_path: Path) -> None:
+    """And its report says who protects what; what the helper sends is in the ledger."""
+    words = ["run", "fedavg", "--clients", "4", "--rounds", "1", "--model", "mlp:hidden=16", "--secure", "helper"]
+    more = ["--set", "limit=200", "--record", "all", "--quiet", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*words, *more])
+    assert done.exit_code == 0, done.output
+    looked = CliRunner().invoke(app, ["attack", "lint", str(tmp_path / "run")])
+    assert looked.exit_code == 0 and "4 masked messages" in looked.output
+    assert "helper,server,secure_sum.MaskSum" in (tmp_path / "run" / "ledger.csv").read_text()
+    said = "sums of at least 3, protected by masks that helper knows and the server does not"
+    assert said in (tmp_path / "run" / "report.html").read_text()
+
+
 def change(name: str, how: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         for path in sorted(folder.glob(name)):

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedgist.secure import masks, shamir
+from fedgist.secure import masks, sealing, shamir
 
 
 def test_rfc_7748_x25519() -> None:
@@ -110,11 +110,24 @@ def test_one_share_of_two_in_the_whole_field() -> None:
 
 
 def test_what_is_sealed_is_for_one_and_as_it_was() -> None:
-    sealed = masks.seal(b"k" * 32, b"shares", b"about")
-    assert masks.unseal(b"k" * 32, sealed, b"about") == b"shares"
-    spoilt = bytes([sealed[0] ^ 1]) + sealed[1:]
-    for key, data, about in [(b"l" * 32, sealed, b"about"), (b"k" * 32, spoilt, b"about"), (b"k" * 32, sealed, b"?")]:
-        assert masks.unseal(key, data, about) is None
+    """Also not for who has the secret of both but not the receiver's key: a thief of the sender's, later."""
+    sender, receiver, thief = (X25519PrivateKey.generate() for _ in range(3))
+    public = receiver.public_key().public_bytes_raw()
+    secret = masks.agree(sender, public)
+    sealed = sealing.seal(secret, public, b"shares", b"about")
+    assert len(sealed) == len(b"shares") + sealing.LONGER
+    assert sealing.unseal(secret, receiver, sealed, b"about") == b"shares"
+    for spoilt in (
+        sealed[:-1],
+        sealed[:20],
+        bytes(32) + sealed[32:],
+        sealed[:40] + bytes([sealed[40] ^ 1]) + sealed[41:],
+    ):
+        assert sealing.unseal(secret, receiver, spoilt, b"about") is None
+    for known, key, about in [(bytes(32), receiver, b"about"), (secret, thief, b"about"), (secret, receiver, b"?")]:
+        assert sealing.unseal(known, key, sealed, about) is None
+    assert sealing.unseal(secret, sender, sealed, b"about") is None
+    assert sealing.seal(secret, public, b"shares", b"about")[:32] != sealed[:32]
 
 
 def test_masks_of_every_width_cancel() -> None:

@@ -9,7 +9,8 @@ import pytest
 from fedgist.secure import opening as openings
 from fedgist.secure.graph import COMPLETE, CannotOpen, Refused, Sent, threshold
 from fedgist.secure.opening import Opening
-from fedgist.secure.party import Forgetful, Identity, OnDisk, Party
+from fedgist.secure.party import BEFORE, COVERT, Identity, Party
+from fedgist.secure.past import Forgetful, OnDisk
 from parties import NAMES, Meeting, group, identities, parties, same, total_of, vectors
 
 SUBSETS = [s for count in (5, 6, 7) for s in itertools.combinations(NAMES, count)]
@@ -114,7 +115,7 @@ def test_within_a_round_a_set_changes_by_many_or_not_at_all() -> None:
     first = Meeting(party, group("round-000001-000000"), NAMES)
     first.revealed(NAMES)
     second = Meeting(party, group("round-000001-000001", nonce=1), NAMES[:6])
-    with pytest.raises(Refused, match="differs from that of round-000001-000000 by fewer than 3"):
+    with pytest.raises(Refused, match=r"together with round-000001-000000 the sum .* would tell of fewer than 3"):
         second.revealed(["a"])
     later = Meeting(party, group("round-000002-000000", nonce=2), NAMES[:6])
     assert same(later.sum(later.revealed(NAMES[:6])), total_of(NAMES[:6]))
@@ -181,7 +182,7 @@ def test_what_the_server_told_others_shows_afterwards() -> None:
     honest = Meeting(parties(), about, NAMES)
     signed = {n: honest.party[n].open(about.version, NAMES, honest.opening.sealed_for(n))[1] for n in NAMES[:5]}
     honest.party["a"].believe(about.version, signed)
-    assert not honest.party["a"].unproven and honest.party["b"].unproven
+    assert not honest.party["a"].past.unproven and honest.party["b"].past.unproven
 
 
 def test_a_server_that_never_shows_it_is_not_answered_for_ever() -> None:
@@ -193,6 +194,49 @@ def test_a_server_that_never_shows_it_is_not_answered_for_ever() -> None:
         party["a"].mask(group("round-000010-000000", nonce=10), vectors("a"))
 
 
+@pytest.mark.parametrize("trips", [COVERT, BEFORE])
+def test_with_three_trips_keys_follow_signatures(trips: int) -> None:
+    """Five must have signed the set that a site was told of, before it gives anything."""
+    known = identities()
+    party = {name: Party(known[name], Forgetful(), trips=trips) for name in NAMES}
+    meeting = Meeting(party, group(), NAMES)
+    version, sealed = group().version, meeting.opening.sealed_for("a")
+    signed = {name: party[name].sign(version, NAMES) for name in "abcd"}
+    signed["e"] = party["e"].sign(version, NAMES[:5])  # of another set
+    if trips == BEFORE:
+        for shown in ({}, signed):
+            with pytest.raises(
+                Refused, match=f"told other sites of another set .* {min(len(shown), 4)} of 7 have signed"
+            ):
+                party["a"].open(version, NAMES, sealed, shown)
+    signed["f"] = party["f"].sign(version, NAMES)
+    party["a"].open(version, NAMES, sealed, signed)
+    assert (version in party["a"].past.unproven) == (trips == COVERT)
+    with pytest.raises(Refused, match="has opened round-000001-000000 before, for another set"):
+        party["e"].sign(version, NAMES)
+
+
+def test_the_same_question_in_another_round_is_of_the_same_state() -> None:
+    """As after a round that was skipped: its sums and those of the next tell together of three sites or more."""
+    names, question = tuple("abcdefghij"), ["what was asked", "what was said"]
+    party = parties(names)
+
+    def ask(round: int, alive: tuple[str, ...], scopes: list[str]) -> None:
+        about = group(f"round-{round:06d}-000000", names, round)
+        for name in alive:
+            party[name].mask(about, vectors(name), scopes)
+            party[name].sign(about.version, alive)
+
+    ask(1, names, question)
+    with pytest.raises(Refused, match="together with round-000001-000000 the sum over this set"):
+        ask(2, names[1:], question)
+    with pytest.raises(Refused, match="together with round-000001-000000 the sum over this set"):
+        ask(3, names[1:], ["another question", "what was said"])
+    ask(4, names[1:], ["another question", "another answer"])
+    ask(5, names[3:], question)
+    ask(6, names, question)
+
+
 # A malicious site
 
 
@@ -202,19 +246,28 @@ def test_wrong_keys_are_found_and_the_sum_is_right() -> None:
     revealed = meeting.revealed(NAMES[:6])
     revealed["b"] = revealed["b"] ^ 1
     assert same(meeting.sum(revealed), total_of(NAMES))
-    assert meeting.opening.wrong == {"b": "gave a wrong share of the keys of g"}
+    assert meeting.opening.wrong == {"b": "gave, or was given, a wrong share of the keys of g"}
 
 
-def test_own_wrong_keys_are_named() -> None:
+def test_wrong_shares_are_named() -> None:
     meeting = Meeting(parties(), group(), NAMES)
     revealed = meeting.revealed(NAMES)
-    revealed["b"][0] ^= 1
+    revealed["g"][0] ^= 1
     revealed["c"] = revealed["c"][:-1]
     assert same(meeting.sum(revealed), total_of(NAMES))
     assert meeting.opening.wrong == {
-        "b": "gave keys that are not those it had committed to",
-        "c": "gave keys in another number than was asked for",
+        "g": "gave, or was given, a wrong share of the keys of g",
+        "c": "gave shares in another number than was asked for",
     }
+
+
+def test_a_liar_among_many_is_left_out() -> None:
+    """Of 33 neighbours there are more choices of shares than anybody tries."""
+    names = [f"s{i:03d}" for i in range(COMPLETE + 1)]
+    meeting = Meeting(parties(names), group(cohort=names), names)
+    revealed = meeting.revealed(names)
+    revealed["s000"] ^= 1
+    assert same(meeting.sum(revealed), total_of(names)) and set(meeting.opening.wrong) == {"s000"}
 
 
 def test_too_many_liars_close_the_sum() -> None:

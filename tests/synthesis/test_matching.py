@@ -17,6 +17,7 @@ from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.matching import (
     ClassBatches,
     Matcher,
+    PaperNoise,
     class_means,
     embed,
     matching_loss,
@@ -294,3 +295,14 @@ def test_float16_stays_nearer_to_float32() -> None:
 
 def test_float16_is_for_gpus() -> None:
     assert torch.equal(*moves("cpu", "float32", "float16"))
+
+
+def test_the_paper_s_noise_clips_classes_as_a_whole_and_divides_noise_by_their_batches() -> None:
+    """Two classes of two images: one gradient is shortened to C, the other stays; deviations are σC/4 and σC/2."""
+    shares = torch.tensor([[0.25] * 4 + [0.0] * 2, [0.0] * 4 + [0.5] * 2])
+    grads = torch.cat([torch.full((2, 1, 8, 8), 3.0), torch.full((2, 1, 8, 8), 0.01)])
+    found = PaperNoise(0.0, 5.0)(grads, shares, torch.tensor(1))
+    assert found[:2].norm().item() == pytest.approx(5.0)
+    assert torch.equal(found[2:], grads[2:])
+    moved = torch.stack([PaperNoise(2.0, 5.0)(grads, shares, torch.tensor(seed)) - found for seed in range(50)])
+    assert [part.std().item() for part in moved.split(2, 1)] == pytest.approx([2.5, 5.0], rel=0.05)

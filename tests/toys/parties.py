@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedgist.secure.graph import Group
 from fedgist.secure.opening import Opening, Sent
-from fedgist.secure.party import Forgetful, Identity, Party
+from fedgist.secure.party import Identity, Party
+from fedgist.secure.past import Forgetful
 
 NAMES = tuple("abcdefg")
 ROSTER = bytes(32)
@@ -17,7 +19,12 @@ Vectors = dict[str, np.ndarray]
 
 
 def identities(names: Collection[str] = NAMES) -> dict[str, Identity]:
-    """Keys for everybody, as a roster would tell them."""
+    """Keys for everybody, as a roster would tell them; the same for the same names."""
+    return dict(_identities(tuple(names)))
+
+
+@cache
+def _identities(names: tuple[str, ...]) -> dict[str, Identity]:
     private = {name: (X25519PrivateKey.generate(), Ed25519PrivateKey.generate()) for name in names}
     public = {
         name: (agreement.public_key().public_bytes_raw(), signing.public_key().public_bytes_raw())

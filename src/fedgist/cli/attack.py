@@ -1,4 +1,4 @@
-"""Commands that attack what a run sent, to show what it gives away: attack inversion."""
+"""Commands that attack what a run sent, to show what it gives away: attack all, controls, inversion, lint."""
 
 import json
 import math
@@ -17,16 +17,115 @@ app.add_typer(attack_app, name="attack")
 
 ROWS = {
     "recovered": "what the attack found",
-    "proxy images": "TOFU's synthetic images as they are",
+    "proxy images": "the synthetic images that came, as they are",
     "class means": "nothing found: mean test image of each true label",
     "mean image": "nothing found: mean test image",
     "noise": "nothing found: noise",
 }
 
 
+@attack_app.command("all")
+def all_attacks(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of several, made with --record all.")],
+    only: Annotated[str | None, flag("only", "Only these attacks, as in membership,copies.", "NAMES")] = None,
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What an honest but curious server learns: every attack on a run's transcript, beside a blind guess.
+
+    `replies` is what a server's machine receives without a secure sum; `sums` is what one leaves to be seen. Numbers
+    and pictures are kept in the run's folder, and its report shows them.
+    """
+    with speaking(debug):
+        from fedgist.experiments import curiosity
+        from fedgist.experiments.folder import run_folders
+
+        if effort < 1:
+            raise FedgistError(f"--effort must be at least 1, not {effort}")
+        names = [name.strip() for name in only.split(",")] if only else list(curiosity.ATTACKS)
+        for folder in run_folders(run):
+            outcomes = curiosity.attack_all(folder, names, seed=seed, effort=effort)
+            written = curiosity.write(outcomes, folder)
+            rows = [outcome.as_json() for outcome in outcomes]
+            if as_json:
+                print(json.dumps({"run": str(folder.path), "attacks": rows, "files": [str(path) for path in written]}))
+            else:
+                print(f"{folder.path}: what its transcript gives away, beside what a guess without it gets")
+                _side_by_side(rows)
+
+
+@attack_app.command()
+def controls(
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Positive controls: every attack on a leak that is planted for it. One that misses it says nothing elsewhere."""
+    with speaking(debug):
+        import tempfile
+
+        from fedgist.experiments import curiosity
+
+        with tempfile.TemporaryDirectory() as place:
+            found = curiosity.planted(Path(place), effort)
+        rows = [{"planted": what, **outcome.as_json()} for what, outcome in found.values()]
+        if as_json:
+            print(json.dumps(rows))
+        else:
+            _side_by_side(rows)
+
+
+@attack_app.command()
+def table(
+    dataset: Annotated[str, flag("dataset", "The data set.", "NAME")] = "mnist5k",
+    only: Annotated[str | None, flag("only", "Only these rows, as in fedavg;gist, ε = 8.", "ROWS")] = None,
+    seeds: Annotated[int, flag("seeds", "How many runs of each, with the seeds 0, 1, …", "N")] = 1,
+    limit: Annotated[int | None, flag("limit", "Use at most this many training samples.", "N")] = None,
+    model: Annotated[str | None, flag("model", "One model for all, instead of each profile's.", "NAME")] = None,
+    data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
+    device: Annotated[str, flag("device", "Where the methods run.", "NAME")] = "auto",
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    out: Annotated[Path, flag("out", "The file of numbers, to which is added what it lacks.", "FILE")] = Path(
+        "leaks.json"
+    ),
+    debug: Debug = False,
+) -> None:
+    """The leak table: every method once a seed, its transcript attacked in every way, beside blind guesses."""
+    with speaking(debug):
+        from fedgist.experiments import leak_table
+
+        given = {"dataset": dataset, "limit": limit, "model": model, "data_dir": data_dir, "device": device}
+        given = {name: value for name, value in given.items() if value is not None}
+        names = [name.strip() for name in only.split(";")] if only else None
+        command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + "".join(
+            f" --{name} {value}" for name, value in (("limit", limit), ("model", model)) if value
+        )
+        made = leak_table.make(names, given, range(seeds), out, command, effort)
+        print(leak_table.markdown(made), end="")
+
+
+def _side_by_side(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    planted = "planted" in rows[0]
+    table = Table("attack", "planted" if planted else "seen by", "found", "blind", "measure", "from what")
+    for row in rows:
+        what = row["planted"] if planted else row["level"]
+        if row["value"] is None:
+            table.add_row(row["attack"], what, "–", "", "", row["why"])
+        else:
+            rate = row.get("tpr at 1 % fpr")
+            about = row["seen"] + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
+            table.add_row(row["attack"], what, f"{row['value']:.3f}", f"{row['control']:.3f}", row["measure"], about)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
 @attack_app.command()
 def inversion(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of fedavg or tofu, made with --record all.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run whose clients train a model, made with --record all.")],
     round: Annotated[int, flag("round", "The round whose update is attacked.", "N")] = 1,
     client: Annotated[str | None, flag("client", "The client; the first without it.", "ID")] = None,
     kind: Annotated[str, flag("attack", "cosine (Geiping et al. 2020) or dlg (Zhu et al. 2019).", "NAME")] = "cosine",

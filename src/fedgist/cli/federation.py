@@ -97,6 +97,9 @@ def run(
     max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `federation attach` shows it again.")
     ] = False,
@@ -112,7 +115,7 @@ def run(
         if detach:
             _detach(federation, chosen, out, resume)
         else:
-            run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet)
+            run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet, fairness)
 
 
 @federation_app.command(cls=WithSet)
@@ -133,6 +136,9 @@ def sim(
     config: Config = None,
     set: Set = None,
     timeout: Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")] = 600.0,
+    fairness: Annotated[
+        bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
+    ] = False,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -145,18 +151,18 @@ def sim(
         from fedgist.federation import sim as simulations
 
         directory = directory.expanduser()
-        names = simulations.names(directory, sites)
         data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
         chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout)
+        names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
             settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume)
-        federation = simulations.provide(directory, sites, dataset, data_dir, port)
+        federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
-        with simulations.running(federation, dataset, _note):
+        with simulations.running(federation, settled, dataset, _note):
             if settled is not None:
-                run_across(directory, chosen, settled, out, resume, as_json, quiet)
+                run_across(directory, chosen, settled, out, resume, as_json, quiet, fairness)
             else:
                 _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
                 signal.pause()
@@ -234,15 +240,30 @@ def run_across(
     resume: bool,
     as_json: bool,
     quiet: bool,
+    fairness: bool = False,
 ) -> None:
-    """Makes a run across the sites of a federation, and shows it."""
+    """Makes a run across the sites of a federation, and shows it; with `fairness` first one in which each is alone."""
+    from fedgist.experiments.fairness import alone as by_themselves
+    from fedgist.experiments.folder import RunFolder, run_name
     from fedgist.experiments.progress import choose
+    from fedgist.experiments.runner import prepare
     from fedgist.federation import kits
+    from fedgist.federation import runs as runs_across
     from fedgist.federation import server as servers
 
     federation = kits.load(directory)
     patience = _patience(chosen, len(federation.sites))
-    result = servers.run(federation, config, out, resume, patience, chosen.wait, choose(as_json or quiet))
+    shown, alone = choose(as_json or quiet), None
+    if fairness:
+        if not isinstance(config, runs_across.Settled):
+            config = runs_across.settle(federation.sites, config, out, resume)
+        if config.config.epsilon is not None:
+            raise FedgistError("--fairness needs scores of the sites' test samples, which do not leave in private runs")
+        single = by_themselves(config.config)
+        alone = RunFolder(config.folder.path.parent / run_name(prepare(single)))
+        settled = runs_across.settle(federation.sites, lambda known: single, alone.path, resume=True)
+        servers.run(federation, settled, alone.path, True, patience, chosen.wait, shown)
+    result = servers.run(federation, config, out, resume, patience, chosen.wait, shown, alone)
     assert result.folder is not None
     show_run([result], result.folder, as_json, quiet)
 
@@ -289,8 +310,16 @@ def _share(value: float) -> float:
 @site_app.command("start")
 def start_site(
     kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
-    data: Annotated[Path, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")],
-    model: Annotated[str, flag("model", "The site's architecture; without it, what the run says.", "NAME")] = "",
+    data: Annotated[
+        Path | None, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")
+    ] = None,
+    helper: Annotated[
+        bool, typer.Option("--helper", help="No data: hold what hides others' secure sums, as --secure helper asks.")
+    ] = False,
+    model: Annotated[
+        str,
+        flag("model", "The site's architecture, or package:factory; without it, what the run says.", "NAME"),
+    ] = "",
     device: Annotated[str, flag("device", "auto, cpu, cuda or cuda:N.", "NAME")] = "cpu",
     engine: Annotated[str, flag("engine", "Who computes: sequential, threaded or stacked.", "NAME")] = "sequential",
     threads: Annotated[
@@ -302,7 +331,9 @@ def start_site(
     with speaking(debug):
         from fedgist.federation import site as sites
 
-        settings = sites.Settings(str(data.expanduser().resolve()), model, device, engine, threads)
+        if (data is None) != helper:
+            raise FedgistError("a site has data, or is a helper: name --data FOLDER or --helper")
+        settings = sites.Settings(str(data.expanduser().resolve()) if data else "", model, device, engine, threads)
         raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
 
 

@@ -12,8 +12,8 @@ from fedgist.words import size
 
 if TYPE_CHECKING:
     from fedgist.experiments.folder import RunFolder
+    from fedgist.experiments.report.result_table import Column
     from fedgist.experiments.report.runs import Group
-    from fedgist.experiments.result_table import Column
     from fedgist.experiments.results import Result
 
 
@@ -59,7 +59,7 @@ def _tables(
     from rich.console import Console
     from rich.table import Table
 
-    from fedgist.experiments import result_table as tables
+    from fedgist.experiments.report import result_table as tables
 
     console = Console(width=None if sys.stdout.isatty() else 180)
     to = f"to {target:.4f}"
@@ -86,7 +86,7 @@ def _tables(
 def _further(title: str, groups: "Sequence[Group]", columns: "Sequence[Column]") -> Any:
     from rich.table import Table
 
-    from fedgist.experiments import result_table as tables
+    from fedgist.experiments.report import result_table as tables
 
     table = Table(title, *(column.name for column in columns))
     table.columns[0].no_wrap = True
@@ -99,7 +99,7 @@ def _further(title: str, groups: "Sequence[Group]", columns: "Sequence[Column]")
 
 def _notes(groups: "Sequence[Group]") -> list[str]:
     """What a reader of the tables must know."""
-    from fedgist.experiments import result_table as tables
+    from fedgist.experiments.report import result_table as tables
 
     lines = [tables.NOTE] if any(group.first.mean_of_clients for group in groups) else []
     own = [f"{group.label} learns {said}" for group in groups if (said := group.first.about.get("learns"))]
@@ -173,7 +173,7 @@ def _object(results: "Sequence[Result]", group: "Group", folder: Path) -> dict[s
 
 
 def _summary(results: "Sequence[Result]", group: "Group", folder: Path, report: Path | None) -> None:
-    from fedgist.experiments import result_table as tables
+    from fedgist.experiments.report import result_table as tables
 
     accuracy, best, up, down, seconds = _row(results)
     five = _spread([r.accuracy_best5 for r in results])
@@ -202,6 +202,8 @@ def _fares(model: str, part: str, found: Any) -> str:
     said += f"; {found.gain} of {found.clients} gain over learning alone"
     named = [f"{id} by {-100 * gain:.2f}" for id, gain in list(found.losers.items())[:3]]
     more = f" and {len(found.losers) - 3} more" if len(found.losers) > 3 else ""
+    if found.lose and not named:  # across machines: each site knows its own gain
+        return said + f", {found.lose} lose, the worst tenth of gains is {100 * found.gain_worst_tenth:+.1f}"
     return said + (f", {', '.join(named)}{more} lose" if named else ", nobody loses")
 
 

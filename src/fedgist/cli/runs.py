@@ -197,7 +197,8 @@ def table(
 ) -> None:
     """Print a table of runs, a row for each configuration, with means and deviations over its seeds."""
     with speaking(debug):
-        from fedgist.experiments import folder, result_table
+        from fedgist.experiments import folder
+        from fedgist.experiments.report import result_table
         from fedgist.experiments.report.runs import grouped, read
 
         found = [read(run) for path in runs for run in folder.run_folders(path)]

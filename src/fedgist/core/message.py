@@ -8,7 +8,7 @@ codec.py.
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -32,6 +32,20 @@ DTYPES = {float64: "F64", float32: "F32", float16: "F16", int64: "I64", int32: "
 SCALARS: dict[type, tuple[torch.dtype, ...]] = {float: (float32,), int: (int64,)}
 
 
+Content = Literal[
+    "weights", "update", "gradient", "statistics", "slope", "images", "labels", "logits", "features", "products",
+    "centre", "counts", "presence", "size",
+]  # fmt: skip
+"""What a field holds, for whoever looks at messages without knowing methods, as attacks do; maybe times its `per`:
+
+weights, update, gradient: of a model; an update is weights after less before, a gradient goes the other way
+statistics: of BatchNorm; slope: the gradient of inputs that everybody has
+images, labels: inputs, and the class of each or a number for each class; logits: what a model says, by input or class
+features, products, centre: sums or means of features, sums of their products, and what was subtracted before
+counts, presence: how many samples of each class there are, or whether there are any; size: how many in all
+"""
+
+
 class WireError(ValueError):
     """Bytes or values that do not fit the declared message."""
 
@@ -48,6 +62,7 @@ class Wire:
     high: float | str | None = None
     below: str | None = None
     per: str | None = None
+    holds: Content | None = None
 
     def dtype_of(self, tensor: Tensor) -> torch.dtype:
         """The dtype in which a tensor travels."""
@@ -63,6 +78,7 @@ def wire(
     high: float | str | None = None,
     below: str | None = None,
     per: str | None = None,
+    holds: Content | None = None,
 ) -> Any:
     """Declare how a field travels.
 
@@ -71,13 +87,14 @@ def wire(
     shape: sizes, or names of sizes that the two ends bound; for `Params`, the name of their template.
     additive: the asker sees only the sum over the clients that answered.
     paper: whether the paper counts these numbers when it speaks of message size.
+    holds: what it is, for who does not know the method.
 
     What comes from another machine is believed only if all its numbers are finite and in the range declared here:
     low, high: the smallest and the largest; `high` may name another field, a number, as in high="images".
     below: the named size that whole numbers stay below, as labels below "classes".
     per: the field whose multiple this is, as p·w is of p: how large it is for each of those is compared between sites.
     """
-    declared = Wire(dtypes or (float32,), shape, additive, paper, low, high, below, per)
+    declared = Wire(dtypes or (float32,), shape, additive, paper, low, high, below, per, holds)
     return field(metadata={"wire": declared})
 
 
@@ -92,7 +109,8 @@ def message(cls: type[T]) -> type[T]:
     schema: dict[str, tuple[Any, Wire]] = {}
     for item in fields(made):  # type: ignore[arg-type]
         kind = hints[item.name]
-        default = Wire(SCALARS[kind]) if kind in SCALARS else Wire(shape="model") if kind == Params else None
+        model = Wire(shape="model", holds="weights")
+        default = Wire(SCALARS[kind]) if kind in SCALARS else model if kind == Params else None
         declared: Wire | None = item.metadata.get("wire", default)
         if declared is None or kind not in (Tensor, Params, float, int):
             raise TypeError(f"{cls.__name__}.{item.name}: declare it as Tensor, Params, float or int, with wire(...)")

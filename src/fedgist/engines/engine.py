@@ -82,8 +82,8 @@ class Asker:
         return Federation(node, tuple(ids), self.round, self.rng(node, self.phase, self.round), self.info, self.shown)
 
     def codec_of(self, id: str) -> Codec:
-        """What the server and this site agreed on."""
-        return self.codecs[self.info[id]["model"]]
+        """What the server and this site agreed on; who is no site of the run has no model of its own."""
+        return self.codecs[self.info[id]["model"] if id in self.info else self.method.task.model]
 
     def handler(self, ask: Ask, id: str) -> Handler:
         """The handler that answers what a site is asked."""
@@ -135,6 +135,8 @@ class Asker:
                 f"round {self.round}: {len(replies)} of {len(ask.to)} answered {ask.reply.__name__}, "
                 f"at least {ask.at_least} are needed"
             )
+        accepted = self.layer.accept(self.here, ask.reply, replies)
+        replies = accepted if isinstance(accepted, Replies) else Replies.apart(accepted)
         try:
             total = self.layer.total(self.here, ask.reply, replies, trip)
         except TooFewAnswers as missing:

@@ -24,6 +24,8 @@ class Exchange:
     phase: str
     round: int
     number: int
+    scopes: tuple[str, ...] = ()
+    """Digests of what a site was asked and of what it answers, which other exchanges may have in common with this."""
 
     @property
     def version(self) -> str:
@@ -66,6 +68,9 @@ class SiteLayer(ABC):
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         """What travels in place of a packed reply, or `Unfit`."""
 
+    def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:  # noqa: B027 - most do not listen
+        """A request comes in; its leaves belong to all who got it."""
+
     def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
         """The answer to a message of the layer's own; most have none."""
         raise WireError(f"no layer here knows a message {tag_of(request)}")
@@ -91,6 +96,10 @@ class Layer(ABC):
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
         """Whether asking all again, with another invitation, may help; the layer remembers with which."""
         return False
+
+    def accept(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves]) -> Mapping[str, Leaves]:
+        """What counts of the replies that came, of all their fields."""
+        return replies
 
     @abstractmethod
     def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
@@ -133,3 +142,56 @@ class Plain(Layer):
 
     def site(self, id: str) -> SiteLayer:
         return PlainSite()
+
+
+class SiteAround(SiteLayer):
+    """Abstract: a site's half that lies around another and changes some of what that does."""
+
+    def __init__(self, inner: SiteLayer):
+        self.inner, self.form = inner, inner.form
+
+    def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
+        return self.inner.wrap(exchange, invitation, reply, leaves)
+
+    def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
+        self.inner.hear(exchange, request, leaves)
+
+    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
+        return self.inner.answer(exchange, request, leaves)
+
+
+class Around(Layer):
+    """Abstract: an asker's half that lies around another and changes some of what that does."""
+
+    def __init__(self, inner: Layer):
+        self.inner, self.form, self.title = inner, inner.form, inner.title
+
+    def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
+        return self.inner.choose(exchange, ids)
+
+    def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
+        return self.inner.invite(exchange, reply, ids)
+
+    def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
+        return self.inner.mend(reply, errors)
+
+    def accept(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves]) -> Mapping[str, Leaves]:
+        return self.inner.accept(exchange, reply, replies)
+
+    def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
+        return self.inner.total(exchange, reply, replies, trip)
+
+    def over(self, why: str) -> bool:
+        return self.inner.over(why)
+
+    def describe(self) -> Mapping[str, Any]:
+        return self.inner.describe()
+
+    def site(self, id: str) -> SiteLayer:
+        return self.inner.site(id)
+
+    def snapshot(self) -> Tree:
+        return self.inner.snapshot()
+
+    def restore(self, snapshot: Tree) -> None:
+        self.inner.restore(snapshot)

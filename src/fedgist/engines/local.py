@@ -188,6 +188,8 @@ class LocalEngine(Engine):
                 packed[key] = received, size(type(msg), leaves), partial(dict, leaves)
             received, cost, shown = packed[key]
             sent += [(ask.node, name, type(msg), cost, shown), *self.invitations(ask.node, name, invitation)]
+            if self.layer.wraps:
+                self.layer.site(name).hear(self.here, type(msg), shown())
             site = self._site(name)
             start = partial(self._answer, handler, site, received)
             deliveries.append(Delivery(site, start, self._stored(name), invitation))

@@ -113,6 +113,9 @@ class PrivateSite(SiteLayer):
             raise SiteFailure(str(spent)) from spent
         return self.inner.wrap(exchange, invitation, noised(reply), found)
 
+    def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
+        self.inner.hear(exchange, request, leaves)
+
     def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
         return self.inner.answer(exchange, request, leaves)
 
@@ -163,6 +166,9 @@ class Private(Layer):
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
         return self.inner.mend(noised(reply), errors)
 
+    def accept(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves]) -> Mapping[str, Leaves]:
+        return self.inner.accept(exchange, noised(reply), replies)
+
     def total(self, exchange: Exchange, reply: type, replies: Mapping[str, Leaves], trip: Trip) -> Leaves:
         if len(replies) < self.promise.threshold:
             raise TooFewAnswers(
@@ -178,7 +184,7 @@ class Private(Layer):
         return {**self.inner.describe(), "privacy": {**vars(self.promise), "simulated": False}}
 
     def site(self, id: str) -> SiteLayer:
-        return self.sites[id]
+        return self.sites[id] if id in self.sites else self.inner.site(id)
 
     def snapshot(self) -> Tree:
         return {"inner": self.inner.snapshot(), "released": dict(self.released)}

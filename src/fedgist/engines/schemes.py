@@ -2,16 +2,43 @@
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 
-from fedgist.engines.secure_sum import Ask, Hiding
-from fedgist.secure.graph import Group, Refused, Sent
-from fedgist.secure.ring import Vector
+from fedgist.core.codec import Leaves
+from fedgist.core.message import WireError, int64
+from fedgist.engines.layer import Exchange, SiteLayer, Trip
+from fedgist.engines.secure_sum import (
+    LARGEST,
+    Agree,
+    Agreed,
+    Hiding,
+    MaskSum,
+    Noise,
+    Opened,
+    SecureSite,
+    Seeds,
+    Unmask,
+    Unmasked,
+    form,
+    marked,
+    named,
+    signature_rows,
+)
+from fedgist.secure.graph import CannotOpen, Group, Refused, Sent, threshold
+from fedgist.secure.ring import UNSIGNED, Grid, Vector
 from fedgist.secure.shamir import Bytes
 
+if TYPE_CHECKING:
+    from fedgist.secure.helper import Helper
+    from fedgist.secure.party import Identity
+
 INSTALL = "pip install 'fedgist[secure]'"
+HELPER = "helper"
+"""Its name where all are in one process."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +47,18 @@ class _Open:
 
     name: str
 
-    def mask(self, group: Group, vectors: Mapping[str, Vector]) -> tuple[dict[str, Vector], Bytes, Bytes]:
+    def mask(
+        self, group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str] = ()
+    ) -> tuple[dict[str, Vector], Bytes, Bytes]:
         near = len(group.near(self.name))
-        return dict(vectors), np.zeros((near - 1, 32 * near + 16), np.uint8), np.zeros((near, 32), np.uint8)
+        return dict(vectors), np.zeros((near - 1, 32 * near + 48), np.uint8), np.zeros((near, 32), np.uint8)
 
-    def open(self, version: str, alive: Sequence[str], sealed: Bytes) -> tuple[Bytes, bytes]:
+    def sign(self, version: str, alive: Sequence[str]) -> bytes:
+        raise Refused("nothing is hidden here, so that there is nothing to sign")
+
+    def open(
+        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes]
+    ) -> tuple[Bytes, bytes]:
         raise Refused("nothing is hidden here, so that there are no keys to give")
 
     def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
@@ -37,49 +71,163 @@ class Simulated:
 
     title: str = f"simulated: nothing hides them here without {INSTALL}"
     roster: bytes = bytes(32)
+    own: Mapping[type, type] = field(default_factory=dict)
 
-    def party(self, id: str) -> Hiding:
-        return _Open(id)
+    def site(self, id: str, ids: Sequence[str], grid: Grid, noise: Noise | None) -> SiteLayer:
+        return SecureSite(ids, self.roster, grid, _Open(id), self.own, noise)
 
-    def open(self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ask: Ask) -> dict[str, str]:
-        return {}
+    def open(
+        self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
+    ) -> Opened:
+        return Opened()
 
 
+@dataclass(frozen=True)
 class Masks:
-    """Pairwise masks, which cancel in the sum, and shares of their keys to take off those of who vanished."""
+    """Pairwise masks, which cancel in the sum, and shares of their keys to take off what does not."""
 
-    title = "protected by masks"
+    roster: bytes
+    trips: int = 2
+    """With three, sites have seen who signed a sum's set before they help to open it; with two they see it after."""
+    parties: Mapping[str, Hiding] = field(default_factory=dict)
 
-    def __init__(self, roster: bytes, parties: Mapping[str, Hiding] | None = None):
-        self.roster, self._parties = roster, parties or {}
+    title: ClassVar[str] = "protected by masks"
+    own: ClassVar[Mapping[type, type]] = {Agree: Agreed, Unmask: Unmasked}
 
-    def party(self, id: str) -> Hiding:
-        return self._parties[id]
+    def site(self, id: str, ids: Sequence[str], grid: Grid, noise: Noise | None) -> SiteLayer:
+        return SecureSite(ids, self.roster, grid, self.parties[id], self.own, noise)
 
-    def open(self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ask: Ask) -> dict[str, str]:
+    def open(
+        self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
+    ) -> Opened:
         from fedgist.secure.opening import Opening
 
-        opening = Opening(group, sent)
-        answers = ask({name: opening.sealed_for(name) for name in opening.alive})
-        opening.unmask(total, {name: keys for name, (keys, _) in answers.items()})
-        return opening.wrong
+        opening, alive, needed = Opening(group, sent), marked(ids, sent), threshold(len(group.cohort))
+        agreed: dict[str, bytes] = {}
+        if self.trips == 3:
+            agreed = _signatures(trip({name: {"alive": alive} for name in opening.alive}, Agree, Agreed))
+            if len(agreed) < needed:
+                raise CannotOpen(f"{len(agreed)} sites have signed whose sum it is: {needed} are needed")
+        shown = signature_rows(ids, {name: signature.hex() for name, signature in agreed.items()})
+        found = trip(
+            {
+                name: {"alive": alive, "sealed": torch.from_numpy(opening.sealed_for(name)), "signatures": shown}
+                for name in opening.alive
+            },
+            Unmask,
+            Unmasked,
+        )
+        opening.unmask(total, {name: answer["keys"].numpy() for name, answer in found.items()})
+        return Opened(opening.wrong, {} if self.trips == 3 else _signatures(found))
 
 
-def masks_here(ids: Collection[str], least: int) -> Masks | Simulated:
+def _signatures(answers: Mapping[str, Leaves]) -> dict[str, bytes]:
+    return {name: answer["signature"].numpy().tobytes() for name, answer in answers.items()}
+
+
+@dataclass(frozen=True)
+class Helped:
+    """The stream of one seed a site, which a helper holds and the server does not."""
+
+    roster: bytes
+    helper: str = HELPER
+    parties: Mapping[str, Hiding] = field(default_factory=dict)
+    here: "Helper | None" = None
+    """The helper, where it is in this process."""
+
+    own: ClassVar[Mapping[type, type]] = {Seeds: MaskSum}
+
+    @property
+    def title(self) -> str:
+        return f"protected by masks that {self.helper} knows and the server does not"
+
+    def site(self, id: str, ids: Sequence[str], grid: Grid, noise: Noise | None) -> SiteLayer:
+        if id == self.helper:
+            assert self.here is not None
+            return HelperSide(ids, self.here)
+        return SecureSite(ids, self.roster, grid, self.parties[id], self.own, noise)
+
+    def open(
+        self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
+    ) -> Opened:
+        if len(sent) < (needed := threshold(len(group.cohort))):
+            raise CannotOpen(f"{len(sent)} of {len(group.cohort)} sites answered, and {needed} are needed")
+        sealed = [sent[id].shares[:1] for id in ids if id in sent]
+        if len({rows.shape for rows in sealed}) > 1:
+            raise CannotOpen("sites sent seeds of several forms")
+        shape = [(8 * vector.itemsize, vector.size) for vector in total.values()]
+        asked = {"alive": marked(ids, sent), "sealed": torch.from_numpy(np.concatenate(sealed))}
+        found = trip({self.helper: {**asked, "form": torch.tensor(shape, dtype=int64)}}, Seeds, MaskSum)
+        if self.helper not in found:
+            raise CannotOpen(f"{self.helper} does not give the sum of the masks")
+        data, start = found[self.helper]["masks"].numpy(), 0
+        if len(data) != sum(vector.nbytes for vector in total.values()):
+            raise CannotOpen(f"{self.helper} gave masks of another length than the numbers have")
+        for vector in total.values():
+            vector -= data[start : start + vector.nbytes].view(vector.dtype)
+            start += vector.nbytes
+        return Opened()
+
+
+class HelperSide(SiteLayer):
+    """The helper's half: it adds up the masks that sites have sealed for it."""
+
+    def __init__(self, ids: Collection[str], helper: "Helper", largest: int = LARGEST):
+        """`largest` is how many bytes of masks it bears to make."""
+        self.ids, self.helper, self.largest = tuple(sorted(ids)), helper, largest
+        self.form = form(len(self.ids), Helped.own)
+
+    def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
+        raise WireError("a helper adds nothing up but masks")
+
+    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
+        alive, sealed = named(self.ids, leaves["alive"]), leaves["sealed"].numpy()
+        shape = [(int(bits), int(count)) for bits, count in leaves["form"].tolist()]
+        if len(sealed) != len(alive) or any(bits not in UNSIGNED for bits, _ in shape):
+            raise WireError("it does not fit together")
+        if (size := sum(bits // 8 * count for bits, count in shape)) > self.largest:
+            raise Refused(f"{size:,} bytes of masks are more than the {self.largest:,} that this helper makes")
+        notes = {name: row.tobytes() for name, row in zip(alive, sealed, strict=True)}
+        made = np.concatenate([vector.view(np.uint8) for vector in self.helper.total(notes, shape)])
+        return {"masks": torch.from_numpy(made)}
+
+
+def masks_here(ids: Collection[str], least: int, trips: int = 2) -> Masks | Simulated:
     """Masks between sites that are all in this process, with keys made for this once."""
     try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+        from fedgist.secure.party import Party
+        from fedgist.secure.past import Forgetful
 
-        from fedgist.secure.party import Forgetful, Identity, Party
+        known, roster = _keys(ids)
     except ImportError:
         return Simulated()
+    return Masks(roster, trips, {id: Party(known[id], Forgetful(), least, trips) for id in ids})
+
+
+def helped_here(ids: Collection[str], least: int) -> Helped | Simulated:
+    """Sites and a helper that are all in this process."""
+    try:
+        from fedgist.secure.helper import Helper, Seeded
+        from fedgist.secure.past import Forgetful
+
+        known, roster = _keys([*ids, HELPER])
+    except ImportError:
+        return Simulated()
+    parties = {id: Seeded(known[id], HELPER, Forgetful(), least) for id in ids}
+    return Helped(roster, HELPER, parties, Helper(known[HELPER], Forgetful(), least))
+
+
+def _keys(ids: Collection[str]) -> tuple[dict[str, "Identity"], bytes]:
+    """Keys for everybody, and the digest of the public ones."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    from fedgist.secure.party import Identity
+
     private = {id: (X25519PrivateKey.generate(), Ed25519PrivateKey.generate()) for id in ids}
     public = {
         id: (agreement.public_key().public_bytes_raw(), signing.public_key().public_bytes_raw())
         for id, (agreement, signing) in private.items()
     }
     roster = hashlib.sha256(b"".join(sorted(key for keys in public.values() for key in keys))).digest()
-    return Masks(
-        roster, {id: Party(Identity(id, *keys, public, roster), Forgetful(), least) for id, keys in private.items()}
-    )
+    return {id: Identity(id, *keys, public, roster) for id, keys in private.items()}, roster

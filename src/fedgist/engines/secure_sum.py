@@ -40,8 +40,10 @@ from fedgist.secure.shamir import Bytes
 log = logging.getLogger("fedgist")
 
 RING_DTYPES = {16: int16, 32: int32, 64: int64}
-MOST_FIELDS = 100
-"""Additive fields in a reply."""
+MOST_FIELDS, MOST_LEAVES = 100, 10_000
+"""Additive fields in a reply, and tensors in them."""
+LARGEST = 1 << 33
+"""Bytes of the ring vectors of a reply."""
 
 Noise = Callable[[Exchange, str, int, Ring], NDArray[np.int64]]
 """So many whole numbers of steps to add to a field (by its name on the wire) before it is hidden."""
@@ -62,36 +64,81 @@ class Invitation:
 
 
 @message
+class Agree:
+    """Whose vectors arrived: sign that this is the set that you were told of."""
+
+    alive: Tensor = wire(uint8, shape=("sites",), paper=False, low=0, high=1)
+
+
+@message
+class Agreed:
+    """The signature."""
+
+    signature: Tensor = wire(uint8, shape=(64,), paper=False)
+
+
+@message
 class Unmask:
-    """Whose vectors arrived, and what the neighbours among them have sealed for you: help to open their sum."""
+    """Whose vectors arrived, what the neighbours among them have sealed for you, and, with three trips, who has signed
+    that set: help to open their sum."""
 
     alive: Tensor = wire(uint8, shape=("sites",), paper=False, low=0, high=1)
     sealed: Tensor = wire(uint8, shape=("others", "bundle"), paper=False)
+    signatures: Tensor = wire(uint8, shape=("signers", 64), paper=False)
 
 
 @message
 class Unmasked:
-    """The keys that are left over in the sum, own ones and shares of others'; and a signature of whose sum it is."""
+    """Shares of the keys that are left over in the sum; and a signature of whose sum it is."""
 
     keys: Tensor = wire(uint8, shape=("rows", 32), paper=False)
     signature: Tensor = wire(uint8, shape=(64,), paper=False)
 
 
+@message
+class Seeds:
+    """To a helper: whose vectors arrived, what each of them has sealed, and bits and count of each of their vectors."""
+
+    alive: Tensor = wire(uint8, shape=("sites",), paper=False, low=0, high=1)
+    sealed: Tensor = wire(uint8, shape=("signers", "bundle"), paper=False)
+    form: Tensor = wire(int64, shape=("leaves", 2), paper=False, low=0)
+
+
+@message
+class MaskSum:
+    """The sum of these sites' masks: the vectors' bytes, one after the other."""
+
+    masks: Tensor = wire(uint8, shape=("bytes",), paper=False)
+
+
 class Hiding(Protocol):
     """A scheme's half at a site."""
 
-    def mask(self, group: Group, vectors: Mapping[str, Vector]) -> tuple[dict[str, Vector], Bytes, Bytes]:
+    def mask(
+        self, group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str]
+    ) -> tuple[dict[str, Vector], Bytes, Bytes]:
         """The vectors as they travel, shares of what hides them, and commitments to it."""
 
-    def open(self, version: str, alive: Sequence[str], sealed: Bytes) -> tuple[Bytes, bytes]:
-        """Keys that open the sum, and a signature of the set that it is of."""
+    def sign(self, version: str, alive: Sequence[str]) -> bytes:
+        """A signature of the set that a sum is to be opened for."""
+
+    def open(
+        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes]
+    ) -> tuple[Bytes, bytes]:
+        """Shares of keys that open the sum, and a signature of the set that it is of."""
 
     def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
         """Look at who has signed the set of an earlier sum."""
 
 
-Ask = Callable[[Mapping[str, Bytes]], dict[str, tuple[Bytes, bytes]]]
-"""Gives each site what was sealed for it, and brings back keys and signatures."""
+@dataclass(frozen=True)
+class Opened:
+    """What is known of a sum beside its numbers."""
+
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    """Who gave what cannot be."""
+    signatures: Mapping[str, bytes] = field(default_factory=dict)
+    """Of the set, where sites are to be shown them with the next request."""
 
 
 class Scheme(Protocol):
@@ -105,11 +152,17 @@ class Scheme(Protocol):
     def roster(self) -> bytes:
         """The digest of who takes part, by which keys."""
 
-    def party(self, id: str) -> Hiding:
-        """The other half, where the site is in this process."""
+    @property
+    def own(self) -> Mapping[type, type]:
+        """The messages by which a sum is opened, and their answers."""
 
-    def open(self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ask: Ask) -> dict[str, str]:
-        """Take off what hides the sum of the vectors, in place; returns who gave what cannot be, or `CannotOpen`."""
+    def site(self, id: str, ids: Sequence[str], grid: Grid, noise: "Noise | None") -> SiteLayer:
+        """The other half, where it is in this process."""
+
+    def open(
+        self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
+    ) -> Opened:
+        """Take off what hides the sum of the vectors, in place, or `CannotOpen`."""
 
 
 @functools.cache
@@ -133,11 +186,12 @@ def masked(reply: type) -> type:
     return made
 
 
-def form(sites: int) -> Form:
+def form(sites: int, own: Mapping[type, type]) -> Form:
     """What travels between so many sites and their server."""
     near = peers(sites)
     sizes = {"sites": sites, "signers": sites, "fields": MOST_FIELDS, "peers": near, "others": near}
-    return Form(masked, Invitation, {Unmask: Unmasked}, {**sizes, "bundle": 32 * near + 16, "rows": near * near})
+    sizes |= {"bundle": 32 * near + 512, "rows": near * near, "leaves": MOST_LEAVES, "bytes": LARGEST}
+    return Form(masked, Invitation, own, sizes)
 
 
 @dataclass(frozen=True)
@@ -175,18 +229,29 @@ class Numbers:
 class SecureSite(SiteLayer):
     """A site's half: numbers into the ring, noise, and whatever the scheme does to hide them."""
 
-    def __init__(self, ids: Collection[str], roster: bytes, grid: Grid, hiding: Hiding, noise: Noise | None = None):
+    def __init__(
+        self,
+        ids: Collection[str],
+        roster: bytes,
+        grid: Grid,
+        hiding: Hiding,
+        own: Mapping[type, type],
+        noise: Noise | None = None,
+        alike: str = "",
+    ):
+        """`alike` is the digest of what the run is, whatever it is called."""
         self.ids, self.roster, self.grid, self.hiding, self.noise = tuple(sorted(ids)), roster, grid, hiding, noise
-        self.form = form(len(self.ids))
+        self.form, self.alike = form(len(self.ids), own), alike
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         if masked(reply) is reply:
             return leaves
         self._believe(invitation)
-        cohort, nonce = _named(self.ids, invitation["cohort"]), invitation["nonce"].numpy().tobytes()
-        group = Group(exchange.run, exchange.version, self.roster, cohort, nonce)
+        cohort, nonce = named(self.ids, invitation["cohort"]), invitation["nonce"].numpy().tobytes()
+        group = Group(exchange.run, exchange.version, self.roster, cohort, nonce, self.alike)
         numbers = Numbers(self.grid, reply, len(cohort), tuple(invitation["ranges"].tolist()))
-        hidden, shares, commitments = self.hiding.mask(group, self._vectors(exchange, numbers, leaves))
+        vectors = self._vectors(exchange, numbers, leaves)
+        hidden, shares, commitments = self.hiding.mask(group, vectors, exchange.scopes)
         found = {name: _leaf(hidden[name], leaf) if name in hidden else leaf for name, leaf in leaves.items()}
         return {**found, "shares": torch.from_numpy(shares), "commitments": torch.from_numpy(commitments)}
 
@@ -204,17 +269,17 @@ class SecureSite(SiteLayer):
         return vectors
 
     def _believe(self, invitation: Leaves) -> None:
-        signatures = {
-            id: row.numpy().tobytes() for id, row in zip(self.ids, invitation["signatures"], strict=False) if row.any()
-        }
-        if signatures:
+        if signatures := signers(self.ids, invitation["signatures"]):
             phase, round, number = invitation["before"].tolist()
             self.hiding.believe(Exchange("", PHASES[phase % len(PHASES)], round, number).version, signatures)
 
     def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
-        alive = _named(self.ids, leaves["alive"])
-        keys, signature = self.hiding.open(exchange.version, alive, leaves["sealed"].numpy())
-        return {"keys": torch.from_numpy(keys), "signature": torch.frombuffer(bytearray(signature), dtype=uint8)}
+        alive = named(self.ids, leaves["alive"])
+        if "sealed" not in leaves:
+            return {"signature": _bytes(self.hiding.sign(exchange.version, alive))}
+        signatures = signers(self.ids, leaves["signatures"])
+        keys, signature = self.hiding.open(exchange.version, alive, leaves["sealed"].numpy(), signatures)
+        return {"keys": torch.from_numpy(keys), "signature": _bytes(signature)}
 
 
 @dataclass(eq=False)
@@ -229,7 +294,8 @@ class SecureSum(Layer):
     noise: Noise | None = None
 
     def __post_init__(self) -> None:
-        self.ids, self.form = tuple(sorted(self.ids)), form(len(self.ids))
+        self.ids = tuple(sorted(self.ids))
+        self.form = form(len(self.ids), self.scheme.own)
         self.title = f"sums of at least {self.group}, {self.scheme.title}"
         self.ranges: dict[str, int] = {}
         """R of the fields that need more than the first."""
@@ -239,7 +305,7 @@ class SecureSum(Layer):
         """What sites elsewhere are told of this layer."""
         self._asked: tuple[Group, Numbers] | None = None
         self._steady: tuple[str, tuple[str, ...]] = ("", ())
-        self._sites: dict[str, SecureSite] = {}
+        self._sites: dict[str, SiteLayer] = {}
 
     def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
         """Within a round only those who were in its sums so far: sets that differ by a few would tell of those few."""
@@ -251,14 +317,12 @@ class SecureSum(Layer):
         ranges = tuple(self.ranges.get(f"{tag_of(reply)}.{name}", FIRST_RANGE) for name in numbers.fields)
         group = Group(exchange.run, exchange.version, self.scheme.roster, tuple(ids), secrets.token_bytes(16))
         self._asked = group, replace(numbers, ranges=ranges)
-        signed = self.signed.get("signatures", {})
-        rows = [list(bytes.fromhex(signed.get(id, "00" * 64))) for id in self.ids] if signed else []
         return {
-            "cohort": torch.tensor([id in ids for id in self.ids], dtype=uint8),
+            "cohort": marked(self.ids, ids),
             "ranges": torch.tensor(ranges, dtype=uint8),
-            "nonce": torch.frombuffer(bytearray(group.nonce), dtype=uint8),
+            "nonce": _bytes(group.nonce),
             "before": torch.tensor(self.signed.get("exchange", [0, 0, 0])),
-            "signatures": torch.tensor(rows, dtype=uint8).reshape(-1, 64),
+            "signatures": signature_rows(self.ids, self.signed.get("signatures", {})),
         }
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
@@ -288,26 +352,22 @@ class SecureSum(Layer):
         sums: dict[str, Vector] = {}
         for leaves in replies.values():
             for name, leaf in numbers.additive(leaves).items():
-                sums[name] = np.add(sums[name], _vector(leaf)) if name in sums else _vector(leaf).copy()
+                if name in sums:
+                    sums[name] += _vector(leaf)
+                else:
+                    sums[name] = _vector(leaf).copy()
         sent = {id: Sent(leaves["shares"].numpy(), leaves["commitments"].numpy()) for id, leaves in replies.items()}
 
-        def ask(sealed: Mapping[str, Bytes]) -> dict[str, tuple[Bytes, bytes]]:
-            alive = torch.tensor([id in sent for id in self.ids], dtype=uint8)
-            asked = {id: {"alive": alive, "sealed": torch.from_numpy(rows)} for id, rows in sealed.items()}
-            found = trip(asked, Unmask, Unmasked)
-            signed = {id: answer["signature"].numpy().tobytes() for id, answer in found.items()}
-            self.signed = {
-                "exchange": [PHASES.index(exchange.phase), exchange.round, exchange.number],
-                "signatures": {id: signature.hex() for id, signature in signed.items()},
-            }
-            return {id: (answer["keys"].numpy(), signed[id]) for id, answer in found.items()}
-
         try:
-            wrong = self.scheme.open(group, sent, sums, ask)
+            opened = self.scheme.open(group, sent, sums, self.ids, trip)
         except CannotOpen as error:
             raise TooFewAnswers(f"round {exchange.round}: {reply.__name__} cannot be summed: {error}") from error
-        for id, what in wrong.items():
+        for id, what in opened.wrong.items():
             log.warning(f"{exchange.phase} {exchange.round}: site {id} {what}; the sum is right without it")
+        self.signed = {
+            "exchange": [PHASES.index(exchange.phase), exchange.round, exchange.number],
+            "signatures": {id: signature.hex() for id, signature in opened.signatures.items()},
+        }
         self._steady = (_round(exchange), tuple(replies))
         first = next(iter(replies.values()))
         return {
@@ -321,8 +381,7 @@ class SecureSum(Layer):
 
     def site(self, id: str) -> SiteLayer:
         if id not in self._sites:
-            party = self.scheme.party(id)
-            self._sites[id] = SecureSite(self.ids, self.scheme.roster, self.grid, party, self.noise)
+            self._sites[id] = self.scheme.site(id, self.ids, self.grid, self.noise)
         return self._sites[id]
 
     def snapshot(self) -> Tree:
@@ -336,11 +395,31 @@ def _round(exchange: Exchange) -> str:
     return f"{exchange.phase} {exchange.round}"
 
 
-def _named(ids: Sequence[str], present: Tensor) -> tuple[str, ...]:
+def named(ids: Sequence[str], present: Tensor) -> tuple[str, ...]:
     """The sites that a message marks."""
     if len(present) != len(ids):
         raise WireError(f"it speaks of {len(present)} sites, and the roster has {len(ids)}")
     return tuple(id for id, there in zip(ids, present.tolist(), strict=True) if there)
+
+
+def marked(ids: Sequence[str], present: Collection[str]) -> Tensor:
+    """The same as it travels."""
+    return torch.tensor([id in present for id in ids], dtype=uint8)
+
+
+def signers(ids: Sequence[str], sent: Tensor) -> dict[str, bytes]:
+    """Signatures by site: a row for each, of zeros where there is none; or no row at all."""
+    return {id: row.numpy().tobytes() for id, row in zip(ids, sent, strict=False) if row.any()}
+
+
+def signature_rows(ids: Sequence[str], signatures: Mapping[str, str]) -> Tensor:
+    """The same as they travel, from hexadecimal digits."""
+    found = [list(bytes.fromhex(signatures.get(id, "00" * 64))) for id in ids] if signatures else []
+    return torch.tensor(found, dtype=uint8).reshape(-1, 64)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=uint8)
 
 
 def _vector(leaf: Tensor) -> Vector:

@@ -31,7 +31,7 @@ def run(
     test: Any = None,
     *,
     classes: int | None = None,
-    features: str | None = None,
+    classifier: str | None = None,
     profile: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -47,7 +47,7 @@ def run(
     a data set, which is split over the clients. `model` is a module, whose weights are the start, or the name of one;
     where the method lets clients have models of their own, a list with one for each, or a dict by their names; the
     first is the server's. `classes` is needed where not every class occurs in
-    the data, `features` where the layer that turns features into class scores is not the module's last linear one.
+    the data, `classifier` where the layer that turns features into class scores is not the module's last linear one.
     `options` are those of the run and of the method, as in `rounds=20, lr=0.1`; `fedgist config METHOD` shows them all.
     Without `out` nothing is written; with it, a folder as of `fedgist run`, with its report where plotly is there.
     """
@@ -59,7 +59,7 @@ def run(
     specs, modules = architectures(model, None if held is None else list(held))
     if held is not None and len(specs) not in (1, len(held)):
         raise FedgistError(f"there are {len(specs)} models for {len(held)} clients: give one, or one for each")
-    own = {name: partial(_from_module, module, features) for name, module in modules.items()}
+    own = {name: partial(_from_module, module, classifier) for name, module in modules.items()}
     fixed = {"method": method, "model": specs[0]} | ({"architectures": tuple(specs)} if len(specs) > 1 else {})
     if held is None:
         if test is not None or classes is not None:
@@ -129,5 +129,5 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
     return trained.collect(engine, config, inputs, inputs.test)
 
 
-def _from_module(module: nn.Module, features: str | None, shape: tuple[int, ...], classes: int) -> Model:
-    return from_module(module, shape, classes, features)
+def _from_module(module: nn.Module, classifier: str | None, shape: tuple[int, ...], classes: int) -> Model:
+    return from_module(module, shape, classes, classifier)

@@ -125,8 +125,20 @@ class RunConfig:
     )
     secure: str | None = _network(
         None,
-        "Hide what is summed from the server: masks, or additive where a method shows more; as in masks:group=5.",
+        "Hide what is summed from the server: masks, helper, or additive where a method shows more (masks:group=5).",
         role=Role.LATER,
+        flag="HOW",
+    )
+    adversary: str | None = _network(
+        None,
+        "Bad clients, how many: sign-flip:3, or scale, noise, free-rider, collude, alie, label-flip, backdoor.",
+        role=Role.SIMULATION | Role.LATER,
+        flag="KIND:N",
+    )
+    defence: str | None = _network(
+        None,
+        "How the server holds replies against each other: clip, trimmed, median, krum; filter for images.",
+        role=Role.SIMULATION | Role.LATER,
         flag="HOW",
     )
     checkpoint_every: int = _kept(1, "Write a checkpoint every so many rounds, and at the end.", low=1)
@@ -395,8 +407,9 @@ def proxy_spec(text: str) -> tuple[str | None, int]:
 
 
 def is_own(spec: str) -> bool:
-    """Whether a model is one that a Python caller brought: `own`, or of several `own1`, `own2`, …"""
-    return spec.rstrip("0123456789") == OWN
+    """Whether a model is code of a user's: of a Python caller `own`, or of several `own1`, `own2`, …; of a site
+    `module:features=64`."""
+    return spec.rstrip("0123456789") == OWN or spec.startswith("module:")
 
 
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:

@@ -141,6 +141,12 @@ def read(folder: RunFolder) -> tuple[Accuracies, Parts | None]:
     return said["accuracies"], said["alone"]
 
 
+def across(folder: RunFolder) -> dict[str, dict[str, Fairness]]:
+    """What the sites of a run across machines said together of how they fare, where they were asked."""
+    said = read_json(folder.fairness).get("across", {}) if folder.fairness.is_file() else {}
+    return {model: {part: Fairness(**one) for part, one in parts.items()} for model, parts in said.items()}
+
+
 def alone_in(folder: RunFolder) -> Parts:
     """What the clients of a run of `independent` reached."""
     accuracies, _ = read(folder)
@@ -154,4 +160,4 @@ def alone(config: RunConfig) -> RunConfig:
     shared, known = options(RunConfig), options(methods.find(ALONE).Config)
     trains = issubclass(methods.find(config.method).Config, LocalOptions)  # else an option may mean something else
     kept = {key: value for key, value in configs.flat(config).items() if key in shared or (trains and key in known)}
-    return configs.resolve(kept, {"method": ALONE, "topology": None, "record": ()})
+    return configs.resolve(kept, {"method": ALONE, "topology": None, "record": (), "finish": None})

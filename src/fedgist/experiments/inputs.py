@@ -19,11 +19,14 @@ from fedgist.data.client_data import ClientData
 from fedgist.experiments import own_data
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
 from fedgist.models import Model
+from fedgist.models.own_code import ELSEWHERE, Elsewhere
 
 Makers = Mapping[str, Callable[[tuple[int, ...], int], Model]]
 """A caller's own models by name: how each is made from the shape of an input and the number of classes."""
 
 NONE: Makers = MappingProxyType({})
+MOST_FEATURES = 1 << 20
+"""Of a model that is code at a site."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +164,19 @@ def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers
         if spec in own:
             built[spec] = own[spec](shape, classes)
         else:
-            name, options = model_spec(spec)
-            built[spec] = models.build(name, shape, classes, **options)
+            built[spec] = build_model(spec, shape, classes)
     return built
+
+
+def build_model(spec: str, shape: tuple[int, ...], classes: int) -> Model:
+    """The model that a text describes; of one that is a site's own code, what others know of it."""
+    name, options = model_spec(spec)
+    if name != ELSEWHERE:
+        return models.build(name, shape, classes, **options)
+    features = options.get("features")
+    if options.keys() != {"features"} or not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
+        raise FedgistError(f"a site's own model is announced as {ELSEWHERE}:features=64, not as {spec}")
+    return Elsewhere(shape, classes, features)
 
 
 def _inputs(

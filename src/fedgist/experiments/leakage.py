@@ -17,20 +17,22 @@ from fedgist import methods
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import SERVER
+from fedgist.core.message import schema_of
 from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import standardisation
 from fedgist.experiments.folder import RunFolder, read_json, write_json
-from fedgist.families.local_training import trainer
+from fedgist.families.local_training import LocalOptions, trainer
 from fedgist.options import only_images
 from fedgist.privacy import similarity
+from fedgist.privacy.attacks.images import images_in
+from fedgist.privacy.attacks.inversion import check_plain
 from fedgist.privacy.inversion import Attack, Training, cosine
 from fedgist.privacy.similarity import Match
-from fedgist.privacy.transcript import Transcript, update_of
+from fedgist.privacy.transcript import Seen, Transcript, update_of
 
 VIEWS = ("steps", "gradient")
-CAN_BE_INVERTED = ("fedavg", "tofu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,7 @@ class Finding:
     recovered: Tensor
     """The image that was matched to each of them."""
     proxy: Tensor | None
-    """TOFU's synthetic images, the best match of each true one first."""
+    """Synthetic images that the update came as, the best match of each true one first."""
 
 
 def invert(
@@ -52,18 +54,18 @@ def invert(
 ) -> Finding:
     """Inverts the update of one client in one round; `view` says whether the attacker repeats its local steps."""
     config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
-    if config.method not in CAN_BE_INVERTED:
-        raise FedgistError(f"inversion knows the updates of {' and '.join(CAN_BE_INVERTED)}, not of {config.method}")
     if not folder.transcript.is_dir():
         raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
-    inputs = _same_inputs(folder, config)
+    inputs = same_inputs(folder, config)
     client = min(inputs.sites) if client is None else client
     if client not in inputs.sites:
         raise unknown("client", client, inputs.sites)
     method = methods.find(config.method)(config.options, inputs.task)
     transcript = Transcript(folder.transcript, method)
     seen = update_of(transcript, client, round)
-    _check_plain(config.options, round, transcript.between(client, SERVER)[0].round)
+    if not isinstance(config.options, LocalOptions):
+        raise FedgistError(f"clients of {config.method} train no model on their data: there is nothing to invert")
+    check_plain(config.options, round, transcript.between(client, SERVER)[0].round)
     data, rng = inputs.sites[client], Rng(seed)("inversion", client, round)
     learner, lr = trainer(config.options, method.model), config.options.lr_at(round)
     if lr == 0:
@@ -84,7 +86,7 @@ def invert(
     recovered = attack(training, seen.before, update, low, high, rng)
 
     # What there was to find.
-    own = Rng(config.seed)("client", client)("round", round, seen.reply.exchange)("batches")
+    own = Rng(config.seed)("client", client)("round", round, seen.seen.exchange)("batches")
     plan, used = _numbered(config.options.plan(data, own))
     x, y = data.x[used], data.y[used]
     with torch.no_grad():
@@ -92,7 +94,8 @@ def invert(
     scale = Pixels(low, high)
     true, found = scale(x), scale(recovered.x)
     matches = {"recovered": similarity.match(found, true)}
-    proxy = None if seen.proxy is None else scale(seen.proxy)
+    shown = images_in(seen.seen, inputs.task)
+    proxy = None if shown is None else scale(shown[0])
     if proxy is not None:
         matches["proxy images"] = similarity.match(proxy, true)
         proxy = proxy[matches["proxy images"].image]
@@ -106,7 +109,7 @@ def invert(
         "attack": attack.kind,
         "view": view,
         "seed": seed,
-        "seen": "only as a sum" if seen.proxy is None else "each client's",
+        "seen": "only as a sum" if summed(seen.seen) else "each client's",
         "cosine_seen": float(cosine(real, update)),
         "cosine_recovered": recovered.cosine,
         "labels_right": _common(recovered.y, y),
@@ -115,20 +118,10 @@ def invert(
     return Finding(report, true, found[matches["recovered"].image], proxy)
 
 
-def _check_plain(options: Any, round: int, first: int) -> None:
-    """Refuses updates that are not those of a round's training from the weights that came down."""
-    if round == first and not getattr(options, "common_start", True):
-        raise FedgistError(
-            f"with common_start=false a client's first round, {first}, begins at weights of its own: name a later round"
-        )
-    if round != first and options.keep_momentum and (options.momentum or options.optimiser == "adam"):
-        raise FedgistError(
-            f"with keep_momentum=true an update depends on all rounds before it: attack the client's first, {first}"
-        )
-    if options.crop or options.flip:
-        raise FedgistError(
-            "with crop or flip a client's images are others in every step, which this attack does not allow for"
-        )
+def summed(seen: Seen) -> bool:
+    """Whether what gives the update away is declared as seen only in sums."""
+    declared = schema_of(seen.kind).values()
+    return any(wire.additive for _, wire in declared if wire.holds in ("weights", "update", "gradient"))
 
 
 def write(finding: Finding, folder: RunFolder) -> list[Path]:
@@ -175,7 +168,8 @@ class Pixels:
         return ((x - self.low) / (self.high - self.low)).clamp(0, 1)
 
 
-def _same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
+def same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
+    """The data that a run had, by its configuration."""
     if config.dataset == configs.OWN or configs.is_own(config.model):
         raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
     inputs = sources.from_dataset(config)

@@ -189,7 +189,8 @@ def carry_over(todo: Iterable[Job], out: Path) -> None:
     for config, folder in (run for job in todo for run in job.runs):
         if config.finish is not None and not RunFolder(folder).started:
             trained = out / presets.run_of(dataclasses.replace(config, finish=None)) / folder.name
-            finishing.begin(RunFolder(trained), folder, configs.flat(config))
+            told = {name: value for name, value in configs.flat(config).items() if value != "auto"}
+            finishing.begin(RunFolder(trained), folder, told)  # what was left to the machine stays as it chose
 
 
 def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from fedgist.engines.engine import Engine, RoundReport
 from fedgist.engines.local import LocalEngine, run_rounds
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import (
+    adversaries,
     artifacts,
     fairness,
     finishing,
@@ -78,16 +79,17 @@ def _fitting_engine(config: RunConfig, device: str) -> str:
 def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
     """All clients here, in one process."""
     ids, topology = sorted(inputs.sites), config.topology
+    inner = adversaries.around(config, ids, security.in_process(config, ids))
     return LocalEngine(
         method,
-        inputs.sites,
+        adversaries.sites(config, inputs.sites, inputs.task),
         seed=config.seed,
         executor=executor,
         info=inputs.info,
         offline=config.offline,
         delay=config.delay,
         topology=None if topology is None else topologies.over_time(topology, ids, Rng(config.seed)),
-        layer=privacy.simulated(method, inputs, config, security.in_process(config, ids), executor.place.device),
+        layer=privacy.simulated(method, inputs, config, inner, executor.place.device),
     )
 
 
@@ -182,6 +184,7 @@ class _Run:
         except MixedModels as error:
             raise FedgistError(f"{error}; {inputs.who_runs_what()}") from error
         security.check(config, self.method)
+        adversaries.check(config, self.method)
         self.test = self.executor.place.put(inputs.test)
         self.engine = self.make(self.method, inputs, config, self.executor)
         self.finishing = finishing.method(config, self.method, self.engine.state) if config.finish else None
@@ -312,6 +315,7 @@ class _Run:
     def _evaluate(self) -> dict[str, Any]:
         try:
             found = self.engine.evaluate(self.test)
+            found |= adversaries.opened(self.config, self.engine.method, self.engine.state, self.test)
         except TooFewAnswers as missing:  # models that clients hold cannot be judged while the clients are away
             return {"unevaluated": str(missing)}
         # JSON has no NaN: a row with one could not be read by others, nor drawn by a browser.

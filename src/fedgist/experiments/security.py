@@ -8,14 +8,15 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.method import Method, who_sees_what
 from fedgist.engines import schemes
 from fedgist.engines.layer import Layer
-from fedgist.engines.secure_sum import SecureSum
+from fedgist.engines.secure_sum import Scheme, SecureSum
 from fedgist.experiments.config import RunConfig, model_spec
 from fedgist.secure.ring import Grid
 
 log = logging.getLogger("fedgist")
 
-WAYS = ("masks", "additive")
-"""masks: only sums leave a client. additive: what is summed is protected, all else is as visible as before."""
+WAYS = ("masks", "helper", "additive")
+"""masks: only sums leave a client. helper: the same, with a second party in place of masks between clients. additive:
+what is summed is protected by masks, all else is as visible as before."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Security:
     group: int = 3
     bits: int = 64
     step: int = 0
+    trips: int = 2
+    by: str = ""
+    """The helper, across machines."""
 
     @property
     def grid(self) -> Grid:
@@ -37,10 +41,14 @@ def read(text: str) -> Security:
     way, given = model_spec(text)
     if way not in WAYS:
         raise unknown("way to secure sums", way, WAYS)
+    kinds = {"group": int, "bits": int, "step": int, **({"by": str} if way == "helper" else {"trips": int})}
     for key, value in given.items():
-        if key not in ("group", "bits", "step") or not isinstance(value, int):
-            raise FedgistError(f"secure takes group=N, bits=32 and step=N, as in masks:group=5, not {key}={value}")
+        if type(value) is not kinds.get(key):
+            known = ", ".join(f"{name}={'NAME' if kind is str else 'N'}" for name, kind in kinds.items())
+            raise FedgistError(f"--secure {way} takes {known}, as in {way}:group=5, not {key}={value}")
     found = Security(way, **given)
+    if found.trips not in (2, 3):
+        raise FedgistError(f"an exchange has 2 or 3 trips, not {found.trips}")
     if found.group < 2:
         raise FedgistError("a sum over one client is that client's: group must be at least 2")
     try:
@@ -68,9 +76,28 @@ def check(config: RunConfig, method: Method) -> None:
         log.warning(f"the server still sees of each client: {', '.join(shown)}; only what is summed is protected")
 
 
+def helper(config: RunConfig, members: Collection[str]) -> str:
+    """Who of a federation helps with a run's sums, and is in none of them; empty where nobody does."""
+    chosen = read(config.secure) if config.secure else None
+    if chosen is None or chosen.way != "helper":
+        return ""
+    if chosen.by not in members:
+        named = f"which has no member {chosen.by}" if chosen.by else "as in --secure helper:by=NAME"
+        raise FedgistError(f"a helper is a member of the federation with a second operator, {named}")
+    return chosen.by
+
+
 def in_process(config: RunConfig, ids: Collection[str]) -> Layer | None:
     """The layer of a run whose clients are all here."""
     if not config.secure:
         return None
     chosen = read(config.secure)
-    return SecureSum(list(ids), schemes.masks_here(ids, chosen.group), chosen.grid, chosen.group)
+    if chosen.way == "helper":
+        if chosen.by:
+            raise FedgistError("in one process the helper has no name: leave out by")
+        if schemes.HELPER in ids:
+            raise FedgistError(f"a client cannot be called {schemes.HELPER} where a helper is")
+        scheme: Scheme = schemes.helped_here(ids, chosen.group)
+    else:
+        scheme = schemes.masks_here(ids, chosen.group, chosen.trips)
+    return SecureSum(list(ids), scheme, chosen.grid, chosen.group)

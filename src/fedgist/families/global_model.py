@@ -66,8 +66,8 @@ class Global:
 class Local:
     """p_k w_k and p_k, of which the server sees only the sums."""
 
-    pw: Params = wire(shape="model", additive=True, per="p")
-    p: float = wire(additive=True, paper=False, low=0, high=1)
+    pw: Params = wire(shape="model", additive=True, per="p", holds="weights")
+    p: float = wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 def average(total: Local, otherwise: Params) -> Params:

@@ -58,15 +58,15 @@ class Train:
 class Trained:
     """The weight p_k = n_k / n_ref."""
 
-    p: float = wire(additive=True, paper=False, low=0, high=1)
+    p: float = wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 @message
 class Lesson:
     """New inputs and their soft labels."""
 
-    x: Tensor = wire(float32, float16, shape=("count", "size"))
-    logits: Tensor = wire(shape=("count", "classes"))
+    x: Tensor = wire(float32, float16, shape=("count", "size"), holds="images")
+    logits: Tensor = wire(shape=("count", "classes"), holds="logits")
 
 
 Options = TypeVar("Options", bound=TaughtOptions)

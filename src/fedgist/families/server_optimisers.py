@@ -46,8 +46,8 @@ def profiles(paper: float, small: float) -> Mapping[str, Mapping[str, object]]:
 class Update:
     """p_k Δ_k and p_k, of which the server sees only the sums; Δ_k is how far client k moved the weights."""
 
-    delta: Params = wire(shape="model", additive=True, per="p")
-    p: float = wire(additive=True, paper=False, low=0, high=1)
+    delta: Params = wire(shape="model", additive=True, per="p", holds="update")
+    p: float = wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 class AdaptiveServer(GlobalModel[AdaptiveOptions]):

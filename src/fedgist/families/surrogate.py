@@ -83,9 +83,9 @@ class Current:
 class Images:
     """S_k: images and labels, all of them visible; how many samples each class has, only where images weigh by it."""
 
-    images: Tensor = wire(float32, float16, uint8, shape=("images", "input"))
-    labels: Tensor = wire(int64, shape=("images",), paper=False, low=0, below="classes")
-    counts: Params = wire(shape="shown counts", paper=False, low=0)
+    images: Tensor = wire(float32, float16, uint8, shape=("images", "input"), holds="images")
+    labels: Tensor = wire(int64, shape=("images",), paper=False, low=0, below="classes", holds="labels")
+    counts: Params = wire(shape="shown counts", paper=False, low=0, holds="counts")
 
 
 Options = TypeVar("Options", bound=SurrogateOptions)

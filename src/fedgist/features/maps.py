@@ -7,13 +7,15 @@ from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.task import Model
+from fedgist.features.convolutions import Convolutions
 from fedgist.features.feature_map import Beside, Contrast, FeatureMap, Values
 from fedgist.features.fourier import Fourier
 from fedgist.features.linear_model import LinearModel
 from fedgist.features.model_features import LearnedFeatures, ModelFeatures
 from fedgist.features.scattering import Scattering
+from fedgist.features.signals import SignalScattering
 
-NAMES = ("scattering", "contrast", "fourier", "model", "learned")
+NAMES = ("scattering", "contrast", "fourier", "convolutions", "model", "learned")
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,26 @@ def _one(name: str, ground: Ground, sizes: Sizes, raw: bool) -> FeatureMap:
         return ModelFeatures(ground.net)
     if name == "learned":
         return LearnedFeatures(ground.net, raw)
+    if name == "convolutions":
+        return Convolutions(ground.shape, sizes.dimensions // (2 * sizes.grid**2), sizes.grid)
+    if name == "scattering" and is_signal(ground.shape):
+        return SignalScattering(ground.shape, sizes.grid)
     if name == "fourier" and len(ground.shape) != 3:
         return Fourier(Values(math.prod(ground.shape)), sizes.dimensions // 2 * 2, sizes.bandwidth)
     fixed = Scattering(ground.shape, ground.low, ground.high, sizes.scales, sizes.orientations, sizes.grid)
     if name == "contrast":
         return Contrast(fixed)
     return fixed if name == "scattering" else Fourier(fixed, sizes.dimensions // 2 * 2, sizes.bandwidth)
+
+
+def usual(shape: tuple[int, ...]) -> str:
+    """What fits such inputs where nobody says: scattering of images and of signals, fourier of all else."""
+    return "scattering" if len(shape) == 3 or is_signal(shape) else "fourier"
+
+
+def is_signal(shape: tuple[int, ...]) -> bool:
+    """Channels of at least so many values that there is something to scatter."""
+    return len(shape) == 2 and shape[1] >= 16
 
 
 def learned(names: str, net: Model) -> dict[str, tuple[int, ...]]:
@@ -70,7 +86,8 @@ def learned(names: str, net: Model) -> dict[str, tuple[int, ...]]:
 def linear_model(names: str, ground: Ground, sizes: Sizes) -> LinearModel:
     """The classifier on such a map; where its text has {net}, whoever writes it down says which net that is."""
     made = {"grid": sizes.grid, "scales": sizes.scales, "orientations": sizes.orientations}
-    needed = {"scattering": made, "contrast": made, "fourier": {**made, "dimensions": sizes.dimensions}}
+    sized = {**made, "dimensions": sizes.dimensions}
+    needed = {"scattering": made, "contrast": made, "fourier": sized, "convolutions": sized}
     told = {key: value for name in names.split("+") for key, value in needed.get(name, {"net": "{net}"}).items()}
     spec = ":".join(["gist", f"features={names}", *(f"{key}={value}" for key, value in told.items())])
     features, extra = build(names, ground, sizes), tuple(learned(names, ground.net).items())

@@ -40,16 +40,18 @@ class Conductor:
         """Jobs that have not called yet: where they will be found, their names, whom they are for, since when."""
         self.numbers = itertools.count(1)
         self.waiting, self.since = set[str](), 0.0
-        self.held: set[str] = set()
+        self.holding: dict[Path, set[str]] = {}
+        """Whom each job holds, by where it is found."""
         self.shut_out: set[str] = set()
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
 
     def step(self, now: float) -> None:
         """Look who is there, and begin a job for those whom none holds."""
-        held = self._held()
-        self.lost |= dict.fromkeys(self.held - held, time.time())
-        self.held = held
+        before = set[str]().union(*self.holding.values())
+        self.holding = self._look()
+        held = set[str]().union(*self.holding.values())
+        self.lost |= dict.fromkeys(before - held, time.time())
         for address, (job, _, since) in list(self.begun.items()):
             if address.exists() or not self._alive(job) or now - since > PATIENCE:
                 del self.begun[address]
@@ -73,16 +75,18 @@ class Conductor:
             write_job(Path(folder), str(address), SITE, sites)
             self.begun[address] = self.session.submit_job(folder), sites, now
 
-    def _held(self) -> set[str]:
-        """The sites that jobs hold; a job that does not answer has ended, and its socket goes."""
-        held: set[str] = set()
+    def _look(self) -> dict[Path, set[str]]:
+        """The sites that jobs hold; the socket of one that has ended goes, but a busy one is left alone."""
+        held: dict[Path, set[str]] = {}
         for address in self.folder.glob("*.link"):
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
                     link.settimeout(10.0)
                     link.connect(str(address))
                     with link.makefile("rwb") as stream:
-                        held |= set(json.loads(read(stream) or b"[]"))
+                        held[address] = set(json.loads(read(stream) or b"[]"))
+            except TimeoutError:
+                held[address] = self.holding.get(address, set())
             except OSError:
                 address.unlink(missing_ok=True)
         return held

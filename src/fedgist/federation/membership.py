@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedgist import storage
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.federation import authority, kits
 from fedgist.federation.kits import FederationFolder
@@ -68,8 +69,11 @@ def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, R
         raise FedgistError(f"{name} is the only site: a federation without sites is none")
     authority.forget(federation, [name])
     today = datetime.now(UTC).date().isoformat()
-    with (federation.server_kit / REVOKED).open("a", encoding="ascii") as file:
-        file.writelines(f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name])
+    path = federation.server_kit / REVOKED
+    known = path.read_text("ascii") if path.is_file() else ""
+    with storage.replacing(path) as draft:  # half a line would shut out everybody
+        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name]]
+        draft.write_text("".join([known, *lines]), encoding="ascii")
     fewer = replace(federation, sites=tuple(site for site in federation.sites if site != name))
     kits.save(fewer)
     if federation.kit(name).is_dir():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgist import methods
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
@@ -17,11 +17,12 @@ from fedgist.engines.layer import Layer
 from fedgist.engines.scheduler import Executor
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
-from fedgist.experiments import privacy, runner, security
+from fedgist.experiments import privacy, runner, security, standardisation
 from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.folder import RunFolder, default_folder
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
+from fedgist.federation import gains
 from fedgist.federation.protocol.envelope import Question
 from fedgist.federation.protocol.network import MOST_SITES, Network
 from fedgist.federation.protocol.peer_engine import PeerEngine
@@ -50,6 +51,9 @@ class Settled:
     """As it was asked for, with `auto` where nobody has chosen."""
     inputs: Inputs
     folder: RunFolder
+    sites: Sequence[str]
+    """Those that take part; a helper does not."""
+    helper: str = ""
 
 
 Config = Callable[[dict[str, Any]], RunConfig] | Settled
@@ -65,11 +69,18 @@ def run(
     patience: Patience,
     progress: Progress,
     membership: "Membership | None" = None,
+    alone: RunFolder | None = None,
 ) -> runner.Result:
-    """One run across sites, from its beginning or from its last checkpoint."""
+    """One run across sites, from its beginning or from its last checkpoint.
+
+    `alone` is a finished run of `independent` across the same sites, with which they compare it at the end.
+    """
     known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
+    sites = known.sites
     with connected() as transport:
-        found = _introductions(sites, known, transport, patience, membership)
+        found = _introductions([*sites, *[known.helper] * bool(known.helper)], known, transport, patience, membership)
+        if isinstance(lost := found.pop(known.helper, None), Lost):
+            raise FedgistError(f"the helper {known.helper} is not there: {lost.why}")
 
         def attend(absent: Collection[str]) -> Attendance:
             """Who of the absent sites is there now, told and asked like everybody when the run began."""
@@ -106,9 +117,18 @@ def run(
             return sources.with_architectures(config, known.inputs)
 
         try:
-            return runner.run(final, known.folder.path, resume, load, progress, make)
+            result = runner.run(final, known.folder.path, resume, load, progress, make)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
+        if alone is not None and not gains.compared(known.folder, alone):
+            inputs = standardisation.recalled(final, load(final), known.folder)
+            here = engines.executor(final.engine, final.device)
+
+            def asking(method: Method) -> Engine:
+                return make(method, inputs, final, here)
+
+            gains.compare(known.folder, alone, inputs.task, result.weights, asking)
+        return result
 
 
 def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
@@ -124,7 +144,7 @@ def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
     from fedgist.federation.protocol.secure_sums import server_layer
 
     chosen = security.read(config.secure or "masks")
-    layer = server_layer(membership.known(), chosen.grid, chosen.group)
+    layer = server_layer(membership.known(), chosen.grid, chosen.group, chosen.trips, chosen.by)
     if config.topology:
         layer.title = f"letters between sites, sealed; scores in {layer.title}"
     return layer
@@ -135,6 +155,9 @@ def settle(
 ) -> Settled:
     """What is known before anybody is asked, so that what the user got wrong shows first."""
     asked = config({"clients": len(sites), "partition": OWN})
+    if helper := security.helper(asked, sites):
+        sites = [site for site in sites if site != helper]
+        asked = config({"clients": len(sites), "partition": OWN})
     here = runner.prepare(asked)
     check(here)
     if here.topology is not None:
@@ -149,7 +172,7 @@ def settle(
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
-    return Settled(asked, sources.from_sites(here, sites), folder)
+    return Settled(asked, sources.from_sites(here, sites), folder, sites, helper)
 
 
 def check(config: RunConfig) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
+from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Progress, Several
 from fedgist.federation import authority, kits, membership, processes, records, runs
 from fedgist.federation.kits import FederationFolder
@@ -87,6 +88,7 @@ def run(
     patience: Patience,
     wait: float,
     progress: Progress,
+    alone: RunFolder | None = None,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
     known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
@@ -94,7 +96,7 @@ def run(
     members = Members(federation, wait)
     try:
         listeners = Several(progress, recorder)
-        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members)
+        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members, alone)
     except BaseException as error:
         recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
         raise

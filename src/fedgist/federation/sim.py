@@ -5,12 +5,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.data import datasets
+from fedgist.experiments import security
 from fedgist.federation import kits, processes
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.protocol import policy
@@ -22,23 +24,27 @@ READY = 60.0
 """Seconds that a server may take to come up."""
 
 
-def names(path: Path, sites: int) -> tuple[str, ...]:
-    """The sites of the federation in a folder, or those that a new one with so many sites will have."""
+def names(path: Path, sites: int, secure: str = "") -> tuple[str, ...]:
+    """The sites of the federation in a folder, or those that a new one with so many will have; and its helper."""
     if path.exists():
         return kits.load(path).sites
     if sites < 1:
         raise FedgistError(f"--sites must be at least 1, not {sites}")
-    return tuple(f"site-{i + 1}" for i in range(sites))
+    helper = security.read(secure).by if secure else ""
+    return (*(f"site-{i + 1}" for i in range(sites)), *[helper] * bool(helper))
 
 
-def provide(path: Path, sites: int, dataset: str, data_dir: str | None, port: int) -> FederationFolder:
+def provide(
+    path: Path, names: Sequence[str], settled: Settled | None, dataset: str, data_dir: str | None, port: int
+) -> FederationFolder:
     """The federation in a folder, made if there is none, with an equal part of a data set for each site."""
     if not path.exists():
-        kits.new(path, "localhost", names(path, sites), port, TRIAL)
+        kits.new(path, "localhost", names, port, TRIAL)
     federation = kits.load(path)
-    for i, site in enumerate(federation.sites):
+    sites = settled.sites if settled else federation.sites
+    for i, site in enumerate(sites):
         if not (path / "data" / site / dataset).exists():
-            datasets.export(dataset, path / "data" / site, data_dir, part=f"{i + 1}/{len(federation.sites)}")
+            datasets.export(dataset, path / "data" / site, data_dir, part=f"{i + 1}/{len(sites)}")
     return federation
 
 
@@ -46,28 +52,37 @@ def allow(federation: FederationFolder, settled: Settled, say: processes.Say) ->
     """Have the policies of the sites, which are all ours here, let this run through; says what that took."""
     config = settled.config
     method = methods.find(config.method)(config.options, settled.inputs.task)
-    for site in federation.sites:
+    for site in settled.sites:
         path = federation.kit(site) / "policy.toml"
-        rules = policy.load(path)
+        known = policy.load(path)
+        rules = replace(known, helper=settled.helper or known.helper)
         try:
             rules.check_run(method)
             if config.topology is not None:
                 rules.check_peers(method, ())
             rules.check_options(method.name, config.options)
+            if rules != known:
+                raise policy.Refused(f"its helper was {known.helper or 'nobody'}")
         except policy.Refused as why:
             say(f"{path} is written anew for this trial, because {why}")
             path.write_text(kits.policy_text(policy.opened(method, rules)), encoding="utf-8")
 
 
 @contextlib.contextmanager
-def running(federation: FederationFolder, dataset: str, say: processes.Say) -> Iterator[None]:
+def running(federation: FederationFolder, settled: Settled | None, dataset: str, say: processes.Say) -> Iterator[None]:
     """Server and sites, for as long as the context lasts; what they say is said with their names."""
     processes.end_in_order()
     up = threading.Event()
     commands = {"server": ["federation", "start", str(federation.path)]}
     for site in federation.sites:
         data = federation.path / "data" / site / dataset
-        commands[site] = ["site", "start", str(federation.kit(site)), "--data", str(data)]
+        helps = settled is not None and site == settled.helper
+        commands[site] = [
+            "site",
+            "start",
+            str(federation.kit(site)),
+            *(["--helper"] if helps else ["--data", str(data)]),
+        ]
     with contextlib.ExitStack() as stack:
         for name, arguments in commands.items():
             process = processes.begin([sys.executable, "-m", "fedgist.federation.listener", "fedgist", *arguments])

@@ -9,11 +9,13 @@ from pathlib import Path
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.engines.layer import SiteLayer
-from fedgist.federation import kits, membership, processes, records, site_models, site_setup
+from fedgist.engines.schemes import HelperSide
+from fedgist.federation import gains, kits, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
 from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_site import FlareSite
+from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.site_host import SiteHost, no_keys
@@ -27,16 +29,19 @@ LAST = 5
 class ProvisionedSite(FlareSite):
     """What NVFlare calls at a site that was started with `fedgist site start`."""
 
-    def make_host(self, site: str, kit: Path) -> SiteHost:
-        return _host(site, kit)
+    def make_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
+        return _host(site, kit) if _settings(kit).data else _helper(site, kit)
 
     def settings(self, kit: Path) -> object:
         """What the operator may change while the site is running."""
         return [(kit / name).read_bytes() for name in (SETTINGS, "policy.toml")]
 
 
+def _settings(kit: Path) -> Settings:
+    return Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
+
+
 def _host(site: str, kit: Path) -> SiteHost:
-    settings = Settings(**json.loads((kit / SETTINGS).read_text(encoding="utf-8")))
     rules = policy.load(kit / "policy.toml")
 
     def layer(start: Start, folder: Path) -> SiteLayer:
@@ -48,7 +53,18 @@ def _host(site: str, kit: Path) -> SiteHost:
     def desk(network: Network) -> Desk:
         return open_desk(site, network, roster.load(kit), keys.load_or_make(kit))
 
-    return site_setup.make_host(site, kit / "fedgist", settings, rules, lambda told: _enrol(kit, told), layer, desk)
+    return site_setup.make_host(
+        site, kit / "fedgist", _settings(kit), rules, lambda told: _enrol(kit, told), layer, desk
+    )
+
+
+def _helper(site: str, kit: Path) -> HelperHost:
+    rules, folder = policy.load(kit / "policy.toml"), kit / "fedgist"
+
+    def side(known: roster.Roster) -> HelperSide:
+        return secure_sums.helper_side(site, folder, rules, known, keys.load_or_make(kit))
+
+    return HelperHost(site, folder, lambda told: _enrol(kit, told), lambda: roster.load(kit), side)
 
 
 def _enrol(kit: Path, told: bytes) -> bytes:
@@ -76,15 +92,16 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
     """Run a site until it is interrupted; what a user may have got wrong is found before anything is started."""
     name, target = _identity(kit)
     rules = _rules(kit)
-    engines.executor(settings.engine, settings.device)
-    train, test = site_setup.read_images(Path(settings.data))
-    if settings.model:
-        site_setup.check_model(settings.model, train)
+    has = "no data: it helps with secure sums, by holding what hides them"
+    if settings.data:
+        engines.executor(settings.engine, settings.device)
+        train, test = site_setup.read_images(Path(settings.data))
+        has = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
+        site_setup.public_model(settings.model, train)
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
-        samples = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
-        tell(f"site {name}: {samples}")
+        tell(f"site {name}: {has}")
         tell(_summary(rules, kit))
         tell(f"every message is noted in {kit / 'fedgist' / 'audit.jsonl'}")
         if warning := _ending(kit, name).warning:
@@ -103,6 +120,7 @@ def status(kit: Path) -> list[str]:
     notes = audit.read(kit / "fedgist" / "audit.jsonl")
     for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
         lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
+    lines += gains.known_gains(kit / "fedgist")[-LAST:]
     for note in [note for note in notes if note.get("refused")][-LAST:]:
         lines.append(f"{note['time']} refused: {note['why']}")
     return lines

@@ -6,13 +6,24 @@ from pathlib import Path
 
 from fedgist import models
 from fedgist.core.errors import FedgistError
-from fedgist.core.message import WireError
+from fedgist.core.message import Params, WireError
 from fedgist.engines.engine import SiteFailure
 from fedgist.experiments import trained
 from fedgist.experiments.config import OWN
 from fedgist.federation.protocol.policy import Refused
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.learning.evaluation import accuracy
+
+
+def kept(host: SiteHost, run: str) -> tuple[models.Model, Params] | None:
+    """The model that a site keeps of a run, as it was judged last, if it does."""
+    try:
+        one = host.recall(run)
+        w, _ = one.weights()
+    except (SiteFailure, WireError, Refused):
+        return None
+    net = one.method.task.models[one.start.model]
+    return None if w is None or w.keys() != net.shapes.keys() else (net, w)
 
 
 def export(host: SiteHost, run: str, out: Path, say: Callable[[str], None]) -> None:

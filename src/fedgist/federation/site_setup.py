@@ -16,15 +16,20 @@ from fedgist.core.task import Task
 from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
-from fedgist.experiments.config import model_spec
+from fedgist.experiments.inputs import build_model
 from fedgist.experiments.standardisation import Standardise
+from fedgist.federation import site_models
+from fedgist.federation.gains import Comparison, own_note
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.site_host import Enrol, MakeDesk, MakeLayer, SiteHost, no_desk, no_keys
+from fedgist.models import own_code
 from fedgist.options import build
 from fedgist.words import short
 
+SERVICES: dict[str, Any] = {Standardise.name: Standardise, Comparison.name: Comparison}
+"""What a run may ask before its first round or after its last, beside its method."""
 MOST_CLASSES, LONGEST_SPEC = 10_000, 200
 
 
@@ -33,6 +38,7 @@ class Settings:
     """What a site decided when it started; kept where each run's process finds it."""
 
     data: str
+    """Empty: the site has none, and only helps with secure sums."""
     model: str = ""
     device: str = "cpu"
     engine: str = "sequential"
@@ -54,21 +60,31 @@ def make_host(
 
     def prepare(start: Start) -> tuple[Method, ClientData]:
         standardises = start.method == Standardise.name
-        kind: Any = Standardise if standardises else methods.find(start.method)
+        kind: Any = SERVICES.get(start.method) or methods.find(start.method)
         config: Any = build(kind.Config, start.options)
         rules.check_options(start.method, config)
-        task = task_of(start, rules)
+        task = task_of(start, rules, settings.model)
         data = client_data(Path(settings.data), task)
         if standardises and rules.admit(data).n < rules.min_samples:
             raise Refused(f"sums of columns are over at least {rules.min_samples} samples here, and it has fewer")
+        if kind is Comparison:
+            note = own_note(folder, config.run, site)
+            return Comparison(config, task, None, lambda run: site_models.kept(host, run), note), data
         return kind(config, task), data
 
     executor = engines.executor(settings.engine, settings.device)
-    return SiteHost(site, folder, prepare, executor, rules, settings.model, enrol, layer, desk)
+    model = settings.model
+    if own_code.is_code(model):
+        model = public_model(model, read_images(Path(settings.data))[0])
+    host = SiteHost(site, folder, prepare, executor, rules, model, enrol, layer, desk)
+    return host
 
 
-def task_of(start: Start, rules: Policy) -> Task:
-    """The task that a run's start describes. The server's unlabelled images stay there: one blank stands for them."""
+def task_of(start: Start, rules: Policy, own: str = "") -> Task:
+    """The task that a run's start describes. The server's unlabelled images stay there: one blank stands for them.
+
+    `own` is the model that the site's operator named; where it is code, it is built under the name that others have.
+    """
     told = start.task
     try:
         if len(told["models"]) > rules.max_models:
@@ -78,7 +94,10 @@ def task_of(start: Start, rules: Policy) -> Task:
         if not 0 < int(told["classes"]) <= MOST_CLASSES:
             raise Refused(f"a run is about at most {MOST_CLASSES:,} classes here")
         shape, classes = models.checked_shape([int(side) for side in told["shape"]]), int(told["classes"])
-        named = {str(spec): _model(str(spec), shape, classes) for spec in told["models"]}
+        named = {str(spec): build_model(str(spec), shape, classes) for spec in told["models"]}
+        if own_code.is_code(own):
+            mine = own_code.load(own, shape, classes)
+            named[own_code.announced(mine)] = mine
         for spec, model in named.items():
             if model.size > rules.max_model:
                 raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
@@ -98,14 +117,14 @@ def task_of(start: Start, rules: Policy) -> Task:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
 
-def _model(spec: str, shape: tuple[int, ...], classes: int) -> models.Model:
-    name, chosen = model_spec(spec)
-    return models.build(name, shape, classes, **chosen)
-
-
-def check_model(spec: str, images: Images) -> None:
-    """Whether there is such a model for images of this form."""
-    _model(spec, images.planes.shape[1:], int(images.labels.max()) + 1)
+def public_model(spec: str, images: Images) -> str:
+    """What a site announces as its model, which must fit samples of this form; of code, nothing but its features."""
+    form = tuple(images.planes.shape[1:]), int(images.labels.max()) + 1
+    if own_code.is_code(spec):
+        return own_code.announced(own_code.load(spec, *form))
+    if spec:
+        build_model(spec, *form)
+    return spec
 
 
 def client_data(folder: Path, task: Task) -> ClientData:

@@ -10,6 +10,7 @@ Deviations from the paper, Algorithm 1:
    Li et al. 2022), and the clipped sum of all is one product of matrices.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.message import Params
-from fedgist.core.rng import normal
+from fedgist.core.rng import words
 from fedgist.core.task import Batches, Model, Tap
 from fedgist.core.tree import Tree
 from fedgist.core.work import gradient, stacking
@@ -94,6 +95,14 @@ def gradients(model: Model, w: Params, x: Tensor, y: Tensor) -> Gradients:
     return Gradients(*found)
 
 
+def _normal(seed: Tensor, count: int) -> Tensor:
+    """Standard normal numbers by Box and Muller, two from the 64 bits of a word: noise is half of what a step costs."""
+    bits = words(seed, (count + 1) // 2)
+    u, v = ((((bits >> shift) & 0x7FFFFF).float() + 0.5) * 2.0**-23 for shift in (41, 18))
+    radius, angle = torch.sqrt(-2.0 * torch.log(u)), 2.0 * math.pi * v
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]
+
+
 @dataclass(frozen=True)
 class PrivateTrainer:
     """Training with cross-entropy by noisy sums of clipped gradients; a value, as `Trainer` is."""
@@ -139,7 +148,7 @@ class PrivateTrainer:
                 name: (((value.double() / step).round() + part.view(value.shape)) * step).to(value.dtype)
                 for (name, value), part in zip(total.items(), batch["noise"].split(sizes), strict=True)
             }
-        noise = normal(batch["seed"], (sum(sizes),), next(iter(total.values())).dtype).split(sizes)
+        noise = _normal(batch["seed"], sum(sizes)).to(next(iter(total.values()))).split(sizes)
         return {
             name: value + self.noise * self.clip * part.view(value.shape)
             for (name, value), part in zip(total.items(), noise, strict=True)

@@ -39,9 +39,9 @@ class Describe:
 class Statistics:
     """n, Σz and Σzzᵀ (upper triangles) of each class, seen only as totals."""
 
-    counts: Tensor = fg.wire(fg.float32, shape=("classes",), additive=True, low=0)
-    sums: Tensor = fg.wire(fg.float32, shape=("classes", "features"), additive=True, per="counts")
-    products: Tensor = fg.wire(fg.float32, shape=("classes", "triangle"), additive=True, per="counts")
+    counts: Tensor = fg.wire(fg.float32, shape=("classes",), additive=True, low=0, holds="counts")
+    sums: Tensor = fg.wire(fg.float32, shape=("classes", "features"), additive=True, per="counts", holds="features")
+    products: Tensor = fg.wire(fg.float32, shape=("classes", "triangle"), additive=True, per="counts", holds="products")
 
 
 @dataclass(frozen=True)

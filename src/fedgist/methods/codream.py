@@ -56,8 +56,8 @@ class Dreams:
 class DreamUpdate:
     """The gradient of ℓ̃_k (or what M local steps did to the dreams) times p_k / unit, and p_k / unit."""
 
-    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0)
+    update: fg.Params = fg.wire(fg.float32, fg.float16, fg.uint8, shape="dreams", additive=True, per="p", holds="slope")
+    p: float = fg.wire(additive=True, paper=False, low=0, holds="size")
 
 
 @fg.message
@@ -71,8 +71,8 @@ class Label:
 class SoftLabels:
     """p_k times what the client's model says about the dreams, and p_k."""
 
-    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
+    outputs: Tensor = fg.wire(shape=("count", "classes"), additive=True, per="p", holds="logits")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 @fg.message
@@ -86,8 +86,8 @@ class DreamAlone:
 class OwnDreams:
     """A client's own dreams and its outputs on them, which the server sees."""
 
-    x: Tensor = fg.wire(fg.float32, fg.float16, shape=("count", "size"))
-    outputs: Tensor = fg.wire(shape=("count", "classes"))
+    x: Tensor = fg.wire(fg.float32, fg.float16, shape=("count", "size"), holds="images")
+    outputs: Tensor = fg.wire(shape=("count", "classes"), holds="logits")
 
 
 @fg.message
@@ -100,7 +100,7 @@ class ShownModel:
     """A client's model and p_k, which the server sees."""
 
     w: fg.Params
-    p: float = fg.wire(paper=False, low=0, high=1)
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
 
 
 class CoDream(fg.Taught[Config]):

@@ -28,8 +28,8 @@ class Config(fg.GlobalModelOptions):
 class Whole:
     """All of w_k, which the ensemble needs, and p_k."""
 
-    w: fg.Params = fg.wire(shape="whole")
-    p: float = fg.wire(paper=False, low=0, high=1)
+    w: fg.Params = fg.wire(shape="whole", holds="weights")
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
 
 
 class FedDF(fg.SentWeights[Config]):

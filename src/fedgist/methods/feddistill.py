@@ -40,8 +40,8 @@ class Global:
 class Local:
     """The client's mean logits by label (zeros for those it does not hold), and which it holds: to be summed."""
 
-    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders")
-    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1)
+    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders", holds="logits")
+    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1, holds="presence")
 
 
 class FedDistill(fg.OwnModel[Config]):

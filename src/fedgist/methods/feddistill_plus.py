@@ -21,8 +21,8 @@ class Config(fg.LogitOptions, fg.GlobalModelOptions):
 class Global:
     """The server's weights, the mean logits of each label, and which labels have one."""
 
-    w: fg.Params = fg.wire(shape="weights")
-    statistics: fg.Params = fg.wire(shape="statistics", paper=False)
+    w: fg.Params = fg.wire(shape="weights", holds="weights")
+    statistics: fg.Params = fg.wire(shape="statistics", paper=False, holds="statistics")
     table: Tensor = fg.wire(shape=("classes", "classes"))
     known: Tensor = fg.wire(shape=("classes",), paper=False)
 
@@ -31,11 +31,11 @@ class Global:
 class Local:
     """p_k w_k, the client's mean logits by label, which labels it holds, and p_k: all to be summed."""
 
-    pw: fg.Params = fg.wire(shape="weights", additive=True, per="p")
-    statistics: fg.Params = fg.wire(shape="statistics", additive=True, paper=False, per="p")
-    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders")
-    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1)
-    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
+    pw: fg.Params = fg.wire(shape="weights", additive=True, per="p", holds="weights")
+    statistics: fg.Params = fg.wire(shape="statistics", additive=True, paper=False, per="p", holds="statistics")
+    means: Tensor = fg.wire(shape=("classes", "classes"), additive=True, per="holders", holds="logits")
+    holders: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, high=1, holds="presence")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 class FedDistillPlus(fg.GlobalModel[Config]):

@@ -17,7 +17,7 @@ class Shown:
     """w_k and p_k of one user: an ensemble needs its members."""
 
     w: fg.Params
-    p: float = fg.wire(paper=False, low=0, high=1)
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
 
 
 @fg.message
@@ -29,7 +29,7 @@ class WhichLabels:
 class Holders:
     """1 for each label held; the server learns how many users hold each."""
 
-    users: Tensor = fg.wire(torch.int64, shape=("classes",), additive=True, low=0, high=1)
+    users: Tensor = fg.wire(torch.int64, shape=("classes",), additive=True, low=0, high=1, holds="presence")
 
 
 class FedEnsemble(fg.GlobalModel[fg.GlobalModelOptions]):

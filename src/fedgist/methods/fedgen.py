@@ -89,8 +89,8 @@ class Config(fg.GlobalModelOptions):
 class Broadcast:
     """θ, the generator w and the label prior p̂(y) (Algorithm 1, line 3)."""
 
-    theta: fg.Params = fg.wire(shape="weights")
-    statistics: fg.Params = fg.wire(shape="statistics", paper=False)
+    theta: fg.Params = fg.wire(shape="weights", holds="weights")
+    statistics: fg.Params = fg.wire(shape="statistics", paper=False, holds="statistics")
     generator: fg.Params = fg.wire(shape="generator")
     generator_statistics: fg.Params = fg.wire(shape="generator statistics", paper=False)
     prior: Tensor = fg.wire(shape=("classes",))
@@ -100,12 +100,14 @@ class Broadcast:
 class Upload:
     """θ_k and c_k (line 11): the head to see, the extractor as p_k θ_k to sum; p_k = n_k / n_ref."""
 
-    head: fg.Params = fg.wire(shape="head")
-    extractor: fg.Params = fg.wire(shape="extractor", additive=True, per="p")
-    statistics: fg.Params = fg.wire(shape="extractor statistics", additive=True, paper=False, per="p")
-    counts: fg.Params = fg.wire(shape="summed counts", additive=True, low=0)
-    own_counts: fg.Params = fg.wire(shape="shown counts", low=0)
-    p: float = fg.wire(paper=False, low=0, high=1)
+    head: fg.Params = fg.wire(shape="head", holds="weights")
+    extractor: fg.Params = fg.wire(shape="extractor", additive=True, per="p", holds="weights")
+    statistics: fg.Params = fg.wire(
+        shape="extractor statistics", additive=True, paper=False, per="p", holds="statistics"
+    )
+    counts: fg.Params = fg.wire(shape="summed counts", additive=True, low=0, holds="counts")
+    own_counts: fg.Params = fg.wire(shape="shown counts", low=0, holds="counts")
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
 
 
 class FedGen(fg.GlobalModel[Config]):

@@ -16,10 +16,10 @@ from fedgist.learning.local_updates import effective_steps
 class Normalised:
     """p_i d_i, p_i ‖a_i‖₁ and p_i (and p_i times the BatchNorm statistics), of which the server sees only the sums."""
 
-    pd: fg.Params = fg.wire(shape="weights", additive=True, per="p")
-    statistics: fg.Params = fg.wire(shape="statistics", additive=True, per="p")
+    pd: fg.Params = fg.wire(shape="weights", additive=True, per="p", holds="gradient")
+    statistics: fg.Params = fg.wire(shape="statistics", additive=True, per="p", holds="statistics")
     pa: float = fg.wire(additive=True, low=0, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1, holds="size")
 
 
 class FedNova(fg.GlobalModel[fg.GlobalModelOptions]):

@@ -38,7 +38,7 @@ class Config(fg.LocalOptions):
 class Point:
     """The server's weights: where gradients are taken; the seed is that of the feature map."""
 
-    w: fg.Params = fg.wire(shape="learned")
+    w: fg.Params = fg.wire(shape="learned", holds="weights")
     seed: int = fg.wire(fg.int64)
 
 
@@ -46,7 +46,7 @@ class Point:
 class GradientSum:
     """Σ g · min(1, C/‖g‖) over the records of a batch, one number after the other; seen only as totals."""
 
-    total: Tensor = fg.wire(fg.float64, shape=("numbers",), additive=True)
+    total: Tensor = fg.wire(fg.float64, shape=("numbers",), additive=True, holds="gradient")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class FedSGD(fg.ServerModel[Config]):
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         net = task.models[task.model]
-        self.net, self.features = net, None
+        self.net = net
+        self.features: FeatureMap | None = None
         if config.features is not None:
             ground = Ground(task.shape, task.low, task.high, net)
             sizes = Sizes(config.grid, scales=2, orientations=8, dimensions=config.dimensions, bandwidth=1.0)

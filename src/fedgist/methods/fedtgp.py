@@ -52,8 +52,8 @@ class Global:
 class Local:
     """A client's prototypes P_i^c, the mean features of its classes (zeros for others), and which it holds."""
 
-    prototypes: Tensor = fg.wire(shape=("classes", "features"), low=-LARGEST, high=LARGEST)
-    held: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
+    prototypes: Tensor = fg.wire(shape=("classes", "features"), low=-LARGEST, high=LARGEST, holds="features")
+    held: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1, holds="presence")
 
 
 def pulled(

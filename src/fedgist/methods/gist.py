@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model
+from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model, usual
 from fedgist.learning.ridge import Ridge, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
+SMALL = (fg.float64, fg.float32)
 FROM_SUMS = [2.0 ** (k / 2) for k in range(-40, 21)]
 CANDIDATES = [4.0**k for k in range(-6, 4)]
 """Ridges to choose from, as multiples of the mean eigenvalue of S: many, or few where each W travels."""
@@ -31,13 +32,13 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 class Config:
     features: str | None = fg.option(
         None,
-        "The feature map: scattering, fourier (of scattering; of what is no image, of the values), model (a net that "
-        "never learns), learned (in a finish), or a+b; none: scattering of images, fourier of all else.",
+        "The feature map: scattering, fourier (of scattering; of what is no image, of values), convolutions (random), "
+        "model (as it begins), learned (in a finish), or a+b; none: scattering of images and signals, else fourier.",
     )
-    grid: int = fg.option(4, "Scattering: cells along a side of the image, over which it is averaged.", low=1)
-    scales: int = fg.option(2, "Scattering: scales, each on images of half the size.", low=1, high=6)
-    orientations: int = fg.option(8, "Scattering: directions of wavelets.", low=1, high=64)
-    dimensions: int = fg.option(2048, "Fourier: how many features, half of them cosines and half sines.", low=2)
+    grid: int = fg.option(4, "Scattering, convolutions: cells along a side, over which they are averaged.", low=1)
+    scales: int = fg.option(2, "Scattering of images: scales, each on images of half the size.", low=1, high=6)
+    orientations: int = fg.option(8, "Scattering of images: directions of wavelets.", low=1, high=64)
+    dimensions: int = fg.option(2048, "Fourier and convolutions: how many features.", low=2)
     bandwidth: float = fg.option(1.0, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
     ridge: str = fg.option("sums", "λ: a number, sums (cross-validated on S and V) or validation (hits at clients).")
     held_out: int = fg.option(
@@ -67,8 +68,8 @@ class Describe:
 class First:
     """First moments, seen only as totals."""
 
-    features: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",), additive=True, per="labels")
-    labels: Tensor = fg.wire(fg.float64, fg.float32, shape=("classes",), additive=True, low=0)
+    features: Tensor = fg.wire(*SMALL, shape=("features",), additive=True, per="labels", holds="features")
+    labels: Tensor = fg.wire(*SMALL, shape=("classes",), additive=True, low=0, holds="counts")
 
 
 @fg.message
@@ -76,15 +77,15 @@ class Centre:
     """Give the products of what is centred at μ and clipped."""
 
     seed: int
-    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+    mean: Tensor = fg.wire(*SMALL, shape=("features",), holds="centre")
 
 
 @fg.message
 class Second:
     """Second moments, seen only as totals: Σ z zᵀ as its upper triangle, and Σ z (y − 1/c)ᵀ."""
 
-    products: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("triangle",), additive=True)
-    targets: Tensor = fg.wire(fg.float64, fg.float32, fg.float16, shape=("features", "classes"), additive=True)
+    products: Tensor = fg.wire(*WIRES.values(), shape=("triangle",), additive=True, holds="products")
+    targets: Tensor = fg.wire(*WIRES.values(), shape=("features", "classes"), additive=True, holds="features")
 
 
 @fg.message
@@ -92,7 +93,7 @@ class Judge:
     """Count how many of your held-out samples each of these classifiers gets right."""
 
     seed: int
-    mean: Tensor = fg.wire(fg.float64, fg.float32, shape=("features",))
+    mean: Tensor = fg.wire(*SMALL, shape=("features",))
     weights: Tensor = fg.wire(fg.float32, shape=("candidates", "features", "classes"))
     intercept: Tensor = fg.wire(fg.float32, shape=("classes",))
 
@@ -122,7 +123,7 @@ class Gist(fg.Method[Config]):
         sizes = Sizes(config.grid, config.scales, config.orientations, config.dimensions, config.bandwidth)
         ground = Ground(task.shape, task.low, task.high, self.net)
         self.folded = config.clip == 0
-        names = config.features or ("scattering" if len(task.shape) == 3 else "fourier")
+        names = config.features or usual(task.shape)
         if self.folded and names != "learned":
             raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
         if config.mirrored:
@@ -178,8 +179,7 @@ class Gist(fg.Method[Config]):
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
-        sums = {"features": described.sum.features, "labels": described.sum.labels}  # who joins later changes these
-        sums |= {"products": multiplied.sum.products, "targets": multiplied.sum.targets}
+        sums = {**vars(described.sum), **vars(multiplied.sum)}  # who joins later changes these
         fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
         return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
 
@@ -242,8 +242,8 @@ class Gist(fg.Method[Config]):
 
     def public(self, seed: int, w: fg.Params) -> fg.Params:
         """What the feature map computes with: known from a seed, and what was learned."""
-        names = zip(self.learned, self.net.shapes, strict=False)
-        return {**drawn(self.features, seed), **{there: w[here] for there, here in names}}
+        learned = {there: w[here] for there, here in zip(self.learned, self.net.shapes, strict=False)}
+        return {**drawn(self.features, seed), **learned}
 
     def on_wire(self, total: Tensor) -> Tensor:
         """As the small messages travel: counts and means in float16 would not be worth what it saves."""

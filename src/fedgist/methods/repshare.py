@@ -91,10 +91,10 @@ class Fetch:
 class Representations:
     """Sums of features by class with their counts, seen only as totals; and observations, means of a few features."""
 
-    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True, per="counts")
-    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0)
-    observations: Tensor = fg.wire(shape=("up", "classes", "features"))
-    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1)
+    sums: Tensor = fg.wire(shape=("global", "classes", "features"), additive=True, per="counts", holds="features")
+    counts: Tensor = fg.wire(shape=("classes",), additive=True, paper=False, low=0, holds="counts")
+    observations: Tensor = fg.wire(shape=("up", "classes", "features"), holds="features")
+    observed: Tensor = fg.wire(torch.uint8, shape=("classes",), paper=False, high=1, holds="presence")
 
 
 class RepresentationSharing(fg.OwnModel[Config]):

@@ -36,9 +36,9 @@ class Controlled:
 class Changes:
     """p_i Δy_i, p_i Δc_i and p_i, of which the server sees only the sums; `joined` is 1, once, and `joined_p` p_i."""
 
-    dy: fg.Params = fg.wire(shape="model", additive=True, per="p")
-    dc: fg.Params = fg.wire(shape="weights", additive=True, per="p")
-    p: float = fg.wire(additive=True, paper=False, low=0, high=1)
+    dy: fg.Params = fg.wire(shape="model", additive=True, per="p", holds="update")
+    dc: fg.Params = fg.wire(shape="weights", additive=True, per="p", holds="gradient")
+    p: float = fg.wire(additive=True, paper=False, low=0, high=1, holds="size")
     joined: int = fg.wire(fg.int64, additive=True, paper=False, low=0, high=1)
     joined_p: float = fg.wire(additive=True, paper=False, low=0, high="p")
 

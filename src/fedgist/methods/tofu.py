@@ -23,7 +23,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.synthesis import encoded_updates
-from fedgist.synthesis.encoded_updates import EncoderOptions, apply_update, statistics
+from fedgist.synthesis.encoded_updates import EncoderOptions, apply_update, part_of, statistics
 from fedgist.synthesis.encoding import Encoder, Sent, as_float32
 
 
@@ -44,7 +44,7 @@ class Config(EncoderOptions, fg.LocalOptions):
 class Start:
     """The common start, for a client that was never asked before."""
 
-    w: fg.Params = fg.wire(shape="model", paper=False)
+    w: fg.Params = fg.wire(shape="model", paper=False, holds="weights")
     version: int = fg.wire(torch.int64, paper=False)
 
 
@@ -60,9 +60,9 @@ class Weights:
 class Encoded:
     """Updates one after the other, each as D_syn = (x, y, α) with the norms of its layers."""
 
-    images: Tensor = fg.wire(fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "input"))
+    images: Tensor = fg.wire(fg.float32, fg.float16, fg.uint8, shape=("updates", "images", "input"), holds="images")
     ends: Tensor = fg.wire(shape=("updates", "bytes", 2), paper=False)
-    labels: Tensor = fg.wire(shape=("updates", "images", "classes"))
+    labels: Tensor = fg.wire(shape=("updates", "images", "classes"), holds="labels")
     weights: Tensor = fg.wire(shape=("updates", "images"))
     scales: Tensor = fg.wire(shape=("updates", "layers"), paper=False)
 
@@ -79,8 +79,8 @@ class Upload(Encoded):
     """A client's update of the model after `version` updates; p_k = n_k / n_ref, and p_k times what is summed."""
 
     version: int = fg.wire(torch.int64, paper=False, low=0)
-    p: float = fg.wire(paper=False, low=0, high=1)
-    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False, per="p")
+    p: float = fg.wire(paper=False, low=0, high=1, holds="size")
+    statistics: Tensor = fg.wire(shape=("statistics",), additive=True, paper=False, per="p", holds="statistics")
     cosine: float = fg.wire(additive=True, paper=False)
 
 
@@ -176,6 +176,10 @@ class TOFU(fg.PrivatelyTrained[Config], fg.ServerModel[Config]):
         right = (upload.images.dtype == fg.uint8) == small and upload.ends.shape[1] == images * small
         return updates == 1 and images > 0 and right
 
+    def disclosed(self, messages: Sequence[object]) -> tuple[fg.Params, fg.Params] | None:
+        """A client's weights and update, for who has seen all messages between it and the server, the last one its."""
+        return encoded_updates.replayed(self.encoder, messages, self.config.single)
+
     def on_wire(self, sent: Sent) -> Sent:
         return {**sent, "images": sent["images"].to(self.encoder.pixels)}
 
@@ -242,8 +246,3 @@ class TOFU(fg.PrivatelyTrained[Config], fg.ServerModel[Config]):
 
 def passed(switch: int | None, round: int) -> bool:
     return switch is not None and round > switch
-
-
-def part_of(msg: Encoded, i: int = 0) -> Sent:
-    """One of the encoded updates in a message; copies, as where a tensor lies can change the last bit of a product."""
-    return {name: getattr(msg, name)[i].clone() for name in ("images", "ends", "labels", "weights", "scales")}

@@ -1,6 +1,7 @@
 """The sites of one exchange: who shares masks with whom, how many shares open them, what they are all bound to."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -28,12 +29,14 @@ class Group:
     cohort: tuple[str, ...]
     """In the order of their names."""
     nonce: bytes
+    alike: str = ""
+    """The digest of what the run is, whatever it is called: a nonce that is new to it makes keys that are new."""
 
     @cached_property
     def context(self) -> bytes:
         """What keys, seals and signatures of this exchange are bound to."""
-        words = [self.run, self.version, self.roster.hex(), self.nonce.hex(), *self.cohort]
-        return hashlib.sha256("\n".join(words).encode()).digest()
+        words = [self.run, self.alike, self.version, self.roster.hex(), self.nonce.hex(), *self.cohort]
+        return hashlib.sha256(json.dumps(words).encode()).digest()
 
     def near(self, site: str) -> tuple[str, ...]:
         """A site and those that it shares masks with, in the order of their names."""

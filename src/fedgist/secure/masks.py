@@ -1,17 +1,15 @@
 """Masks: streams of a cipher that are added to ring vectors, and the keys that they come from.
 
 X25519 (RFC 7748) gives two sites a secret, HKDF-SHA256 (RFC 5869) a key of it for one exchange, ChaCha20 (RFC 8439) the
-stream, and ChaCha20-Poly1305 seals what one site tells another through the server.
+stream.
 """
 
 import hashlib
 from collections.abc import Mapping
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -19,8 +17,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedgist.secure.ring import Vector
 
 KEY = 32
-TAG = 16
-"""Bytes by which what is sealed is longer."""
 PIECE = 1 << 16
 ZEROS = memoryview(bytes(PIECE))
 
@@ -60,16 +56,3 @@ def mask(vectors: Mapping[str, Vector], key: bytes, sign: int) -> None:
             part = vector[start : start + step]
             stream.fill(buffer[: part.nbytes])
             combine(part, np.frombuffer(buffer, vector.dtype, part.size), out=part)
-
-
-def seal(key: bytes, data: bytes, about: bytes) -> bytes:
-    """Data that only who has the key can read or make; a key seals once."""
-    return ChaCha20Poly1305(key).encrypt(bytes(12), data, about)
-
-
-def unseal(key: bytes, data: bytes, about: bytes) -> bytes | None:
-    """What `seal` closed; None if it was made with another key or changed."""
-    try:
-        return ChaCha20Poly1305(key).decrypt(bytes(12), data, about)
-    except InvalidTag:
-        return None

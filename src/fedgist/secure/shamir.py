@@ -5,6 +5,7 @@ Shamir 1979; the field is that of AES (x^8 + x^4 + x^3 + x + 1), as in most impl
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +54,17 @@ def join(shares: Bytes, points: Sequence[int], at: int = 0) -> Bytes:
     """The secret of these shares, whose holders are the points; or with `at` the share of another holder."""
     if len(set(points)) < len(points) or len(points) != len(shares):
         raise ValueError("each holder has one share")
-    total = np.zeros(shares.shape[1:], np.uint8)
-    for i, share in zip(points, shares, strict=True):
-        weight = 1  # Lagrange's: the product of (at − j) / (i − j) over the others, where − is ⊕
+    weights = _weights(tuple(points), at).reshape(-1, *[1] * (shares.ndim - 1))
+    return np.bitwise_xor.reduce(times(shares, weights), axis=0)
+
+
+@lru_cache(maxsize=1024)
+def _weights(points: tuple[int, ...], at: int) -> Bytes:
+    """Lagrange's: for each i the product of (at − j) / (i − j) over the others, where − is ⊕."""
+    found = np.ones(len(points), np.uint8)
+    for row, i in enumerate(points):
         for j in points:
             if j != i:
-                up, down = at ^ j, i ^ j
-                weight = 0 if up == 0 or weight == 0 else int(POWER[LOG[weight] + (LOG[up] - LOG[down]) % 255])
-        total ^= times(share, np.uint8(weight))  # type: ignore[arg-type]
-    return total
+                up, down, weight = at ^ j, i ^ j, found[row]
+                found[row] = 0 if up == 0 or weight == 0 else POWER[LOG[weight] + (LOG[up] - LOG[down]) % 255]
+    return found

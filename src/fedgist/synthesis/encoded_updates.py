@@ -5,7 +5,9 @@ No gradient can encode BatchNorm statistics: they travel beside an encoded updat
 
 import logging
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +15,9 @@ from torch import Tensor
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model
-from fedgist.core.work import compute, scan
+from fedgist.core.work import Compute, Place, compute, execute, scan
 from fedgist.options import option
-from fedgist.synthesis.encoding import OBJECTIVES, PARAMETRISATIONS, PRIORS, Encoder, Sent, learning_rates
+from fedgist.synthesis.encoding import OBJECTIVES, PARAMETRISATIONS, PRIORS, Encoder, Sent, as_float32, learning_rates
 
 log = logging.getLogger("fedgist")
 
@@ -81,3 +83,38 @@ def apply_update(model: Model, w: Params, update: Params, statistics: Tensor) ->
     parts = statistics.split([w[name].numel() for name in buffers]) if buffers else ()
     new = {name: part.view_as(w[name]) for name, part in zip(buffers, parts, strict=True)}
     return {name: new[name] if name in new else w[name] - update[name] for name in w}
+
+
+def part_of(msg: Any, i: int = 0) -> Sent:
+    """One of the encoded updates in a message; copies, as where a tensor lies can change the last bit of a product."""
+    return {name: getattr(msg, name)[i].clone() for name in ("images", "ends", "labels", "weights", "scales")}
+
+
+def replayed(encoder: Encoder, messages: Sequence[Any], single: bool) -> tuple[Params, Params] | None:
+    """The weights at which the last message was encoded, and its update; None where it is no encoded update.
+
+    The messages before are applied as the client applied them: weights as they came, or encoded updates; where it is
+    `single`, its own as well. A `LookupError` says that some are missing.
+    """
+    *earlier, last = messages
+    if not hasattr(last, "scales"):
+        return None
+    w: Params = {}
+    reached = -1
+    for msg in earlier:
+        if hasattr(msg, "w"):
+            w, reached = msg.w, msg.version
+        elif hasattr(msg, "scales") and w:
+            own = hasattr(msg, "version")
+            if own and not single:
+                continue
+            for i, running in enumerate([as_float32(msg.statistics / msg.p)] if own else msg.statistics):
+                w, reached = apply_update(encoder.model, w, _decoded(encoder, msg, w, i), running), reached + 1
+    if reached != last.version:
+        raise LookupError("not all requests")
+    return w, _decoded(encoder, last, w)
+
+
+def _decoded(encoder: Encoder, msg: Any, w: Params, i: int = 0) -> Params:
+    found: Params = execute(Compute(encoder.decode, (part_of(msg, i), w)), Place(dtype=next(iter(w.values())).dtype))
+    return found

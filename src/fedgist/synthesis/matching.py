@@ -126,6 +126,24 @@ class ClassBatches:
 
 
 @dataclass(frozen=True)
+class PaperNoise:
+    """Lines 15 and 16 of Algorithm 2 (Xiong et al. 2023), as printed: the gradient of each class is clipped as a whole,
+    and gets noise of deviation σC/|B_c|. This is no differential privacy: single records are not clipped.
+    """
+
+    sigma: float
+    clip: float
+
+    def __call__(self, grads: Tensor, shares: Tensor, seed: Tensor) -> Tensor:
+        """`shares` [classes, images] are those of the real batches, whose largest number in a row is 1/|B_c|."""
+        by_class = grads.reshape(len(shares), -1)
+        lengths = torch.linalg.vector_norm(by_class, dim=1, keepdim=True)
+        clipped = by_class / (lengths / self.clip).clamp_min(1.0)
+        deviation = self.sigma * self.clip * shares.amax(1, keepdim=True).to(grads)
+        return (clipped + deviation * normal(seed, tuple(by_class.shape), grads.dtype)).view_as(grads)
+
+
+@dataclass(frozen=True)
 class Matcher:
     """Moves synthetic images so that their class means match the real ones. A value, like a `Trainer`."""
 
@@ -135,6 +153,7 @@ class Matcher:
     lr: float
     real_means: ClassMeans = class_means
     precision: str = "float32"
+    noise: "PaperNoise | None" = None
 
     def init(self, images: Tensor) -> Tree:
         """What the scan carries: the images and the optimiser's state."""
@@ -157,6 +176,8 @@ class Matcher:
             return matching_loss(target, own @ self._embed(around, images["x"], change, of_own)), ()
 
         grads, (value, _) = gradient(loss, images)
+        if self.noise is not None:
+            grads = {"x": self.noise(grads["x"], real, drawn["noise"])}
         if self.model.buffers:
             furthest = value / (self.lr * grads["x"].square().sum()).clamp_min(1e-30)
             grads = {"x": grads["x"] * furthest.clamp_max(1.0)}

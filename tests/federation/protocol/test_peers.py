@@ -14,7 +14,7 @@ from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
 from fedgist.core.tree import leaves
-from fedgist.federation.protocol.envelope import AGAIN, Delivery, Request, Start, Step, seal, unseal
+from fedgist.federation.protocol.envelope import AGAIN, Delivery, Request, Start, Step, Stepped, seal, unseal
 from fedgist.federation.protocol.letters import About, bundle, unbundle
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Attendance, Patience
@@ -290,6 +290,23 @@ def test_a_relay_that_changes_letters_is_noticed_and_the_round_goes_on(tmp_path:
     relay.spoil = changed
     report = relay.engine().run_round()
     assert report.skipped is None and "refused 0: a letter that 0 has not sealed" in report.missing["1"]
+
+
+@pytest.mark.parametrize("rows", [5, None, {"a": 1}, [7], [[0, "up", "0", "Local", -1, 0, 0]]])
+def test_a_site_that_counts_what_cannot_be_is_missed(rows: Any, tmp_path: Path) -> None:
+    relay = Relay("dfedavg", tmp_path)
+    honest = relay.hosts["1"].handle
+
+    def lying(data: bytes) -> bytes:
+        header, payload = unseal(answer := honest(data))
+        if not isinstance(header, Stepped):
+            return answer
+        said, letters = unbundle(payload)
+        return seal(header, bundle(said | {"rows": rows}, letters))
+
+    relay.hosts["1"].handle = lying  # type: ignore[method-assign]
+    report = relay.engine().run_round()
+    assert "it counts what cannot be" in report.missing["1"] and report.skipped is None
 
 
 def test_the_coordinator_gets_scores_in_a_sum_and_nothing_else(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -217,3 +219,47 @@ def test_fifty_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     assert sent.setdefault(exchange, payload) == payload
                     assert charged == exchange + 1  # charged before it left, and once
         assert len(sent) == 2 and sent[0] != sent[1]
+
+
+@pytest.mark.federation
+def test_fifty_kills(tmp_path: Path) -> None:
+    """The same with real processes and kill -9, at random moments from before the charge to after the answer was sent.
+
+    What got out of a process that was killed, however late, is what the next one sends; and each exchange is charged
+    once, or, where nothing got out, at most once.
+    """
+    draw, whole = Rng(11).numpy(), 0.02
+    stopped = {"before anything got out": 0, "after the charge": 0, "after it was sent": 0}
+    for attempt in range(50):
+        folder = tmp_path / str(attempt)
+        host(folder).handle(seal(start({"privacy": PRIVACY})))
+        asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+        sent, took = _killed(folder, asked, after=float(draw.uniform(0, 1.5 * whole)))
+        book = sum(one.times for one in Book(folder / "privacy.jsonl").releases)
+        assert book <= 1 and (not sent or book == 1)
+        stopped["after it was sent" if sent else "after the charge" if book else "before anything got out"] += 1
+        again, took = _killed(folder, asked, after=None)
+        whole = 0.8 * whole + 0.2 * took
+        assert unseal(again)[1] and (not sent or unseal(sent)[1] == unseal(again)[1])
+        assert sum(one.times for one in Book(folder / "privacy.jsonl").releases) == 1
+    assert stopped["before anything got out"] and stopped["after it was sent"], stopped
+
+
+def _killed(folder: Path, asked: bytes, after: float | None) -> tuple[bytes, float]:
+    """What a site's process sent before it was killed, or in all; and how long it was there."""
+    reading, writing = os.pipe()
+    begun = time.monotonic()
+    if (child := os.fork()) == 0:
+        try:
+            data = host(folder).handle(asked)
+            os.write(writing, data)
+            host(folder).handle(asked)  # it goes on: the commit of one exchange is the beginning of another
+        finally:
+            os._exit(0)
+    os.close(writing)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(reading, "rb") as pipe:
+        return pipe.read(), time.monotonic() - begun

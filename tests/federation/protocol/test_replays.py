@@ -57,6 +57,16 @@ def test_an_exchange_is_answered_in_one_way(tmp_path: Path) -> None:
     assert asked(site.handle(another(1))) == 1  # a new exchange is a new question
 
 
+def test_two_processes_of_a_site_know_what_the_other_answered(tmp_path: Path) -> None:
+    """As when a job has lost a site whose process still answers, and another job has begun one."""
+    first, second = started(tmp_path), host(tmp_path)
+    versions = [opened(first.handle(request())).version]
+    for number, process in enumerate((second, first, second), 1):
+        versions.append(opened(process.handle(request(number, versions[-1]))).version)
+    assert [line.split()[0] for line in first._run.answered.path.read_text().splitlines()] == versions
+    assert isinstance(opened(first.handle(another(3, 1, versions[-2]))), Refusal)
+
+
 def test_half_a_line_is_no_answer(tmp_path: Path) -> None:
     """Killed while it wrote: nothing had left, so that another request may be answered, and is written down whole."""
     site = started(tmp_path)
@@ -76,6 +86,7 @@ def test_what_cannot_be_computed_again_is_not_sent_again(tmp_path: Path, monkeyp
     assert opened(host(tmp_path).handle(request())) == Refusal(
         True, "it has answered round-000001-000000 already, and now would answer something else", digest(request())
     )
+    monkeypatch.undo()
     assert site.handle(request()) == first
 
 

@@ -1,7 +1,7 @@
 """Secure sums over a wire: the same states as in one process, sites and server killed, a server that cheats."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +16,15 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.message import WireError
 from fedgist.engines import executor
 from fedgist.engines.layer import SiteLayer
-from fedgist.engines.schemes import Simulated
+from fedgist.engines.schemes import HelperSide, Simulated
 from fedgist.engines.secure_sum import SecureSum
-from fedgist.federation.protocol.envelope import Request, Start, seal, unseal
+from fedgist.federation.protocol.envelope import Refusal, Request, Start, seal, unseal
+from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.remote_engine import Lost, RemoteEngine
 from fedgist.federation.protocol.roster import Member, Roster, make
-from fedgist.federation.protocol.secure_sums import server_layer, site_layer
+from fedgist.federation.protocol.secure_sums import helper_side, server_layer, site_layer
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.sim import TRIAL
 from fedgist.secure.ring import Grid
@@ -46,20 +47,20 @@ def member(id: str) -> Member:
 ROSTER = make(1, "trial", map(member, IDS))
 
 
-def everybody(method: str) -> dict[str, Any]:
-    """Seven clients, all of which are asked."""
-    return {"clients": 7} | ({} if method == "gist" else {"active": 0})
+def everybody(method: str, clients: int = 7) -> dict[str, Any]:
+    """So many clients, all of which are asked."""
+    return {"clients": clients} | ({} if method == "gist" else {"active": 0})
 
 
 class Wire:
     """Carries envelopes to hosts here; `spoil` may change or lose what a site is sent, and `after` what it answers."""
 
-    def __init__(self, method: str, folder: Path, rules: Policy = TRIAL):
-        self.config, self.inputs = toy(method, **everybody(method))
+    def __init__(self, method: str, folder: Path, rules: Policy = TRIAL, clients: Sequence[str] = IDS):
+        self.config, self.inputs = toy(method, **everybody(method, len(clients)))
         self.folder, self.rules = folder, rules
         self.spoil: Callable[[str, bytes], bytes | Lost] = lambda id, data: data
         self.after: Callable[[str, bytes], bytes | Lost] = lambda id, data: data
-        self.hosts = {id: self.host(id) for id in IDS}
+        self.hosts = {id: self.host(id) for id in clients}
         self.seen: list[tuple[str, Any]] = []
 
     def host(self, id: str) -> SiteHost:
@@ -81,9 +82,9 @@ class Wire:
                 self.seen += [(id, unseal(answer)[0])] if isinstance(answer, bytes) else []
         return found
 
-    def engine(self, roster: Roster = ROSTER, group: int = 3) -> RemoteEngine:
+    def engine(self, roster: Roster = ROSTER, trips: int = 2, helper: str = "") -> RemoteEngine:
         built = methods.find(self.config.method)(self.config.options, self.inputs.task)
-        layer = server_layer(roster, Grid(), group)
+        layer = server_layer(roster, Grid(), 3, trips, helper)
         return RemoteEngine(built, self, self.inputs.info, seed=0, executor=executor("sequential"), layer=layer)
 
     def whys(self) -> set[str]:
@@ -128,8 +129,38 @@ def test_a_site_that_never_answers_is_not(tmp_path: Path) -> None:
 def test_with_too_few_the_round_is_skipped_and_says_so(tmp_path: Path) -> None:
     wire = Wire("fedavg", tmp_path)
     wire.spoil = lambda id, data: Lost("is gone") if id in "456" and kind_of(data).endswith("Unmask") else data
-    report = wire.engine().run_round()
-    assert report.skipped and "vanished, and 4 sites gave shares of its keys: 5 are needed" in report.skipped
+    engine = wire.engine()
+    report = engine.run_round()
+    assert report.skipped and "4 sites gave shares of the keys of 0: 5 are needed" in report.skipped
+    wire.spoil, engine.gone, engine.lost = lambda id, data: data, {}, set()
+    assert engine.run_round().skipped is None  # nobody takes too few signatures for those of another set
+
+
+def test_with_three_trips_everybody_has_seen_the_signatures(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path / "three", replace(TRIAL, sum_trips=3))
+    two, three, whole = wire.engine(), wire.engine(trips=3), Wire("fedavg", tmp_path / "two").engine()
+    with pytest.raises(FedgistError, match="policy wants 3 trips: start the run with --secure masks:trips=3"):
+        two.run_round()
+    for _ in range(2):
+        assert three.run_round().skipped is None and whole.run_round().skipped is None
+    assert three.digest() == whole.digest()
+    wire.spoil = lambda id, data: Lost("is gone") if id in "456" and kind_of(data).endswith("Agree") else data
+    report = three.run_round()
+    assert report.skipped and "4 sites have signed whose sum it is: 5 are needed" in report.skipped
+
+
+def test_the_same_question_of_a_round_that_was_skipped(tmp_path: Path) -> None:
+    """Site 6 goes; in the next round the same is asked of six, so that the difference is what 6 sent."""
+    wire = Wire("fedavg", tmp_path)
+    engine = wire.engine()
+    start, before = dict(engine.states), dict(engine.versions)
+    engine.run_round()
+    engine.states, engine.versions, engine.gone = start, before, {"6": "left out on purpose"}
+    report = engine.run_round()
+    assert report.skipped and "cannot be summed" in report.skipped
+    assert {why.partition(" the sum")[0] for why in wire.whys()} == {"together with round-000001-000000"}
+    engine.gone |= {"5": "left out, too", "4": "left out, too"}
+    assert engine.run_round().skipped is None
 
 
 def test_everybody_killed_and_resumed(tmp_path: Path) -> None:
@@ -228,14 +259,14 @@ def test_a_site_with_wrong_keys_is_named_and_the_sum_is_right(tmp_path: Path, ca
         if id != "2" or b"secure_sum.Unmasked" not in data[:400]:
             return data
         header, payload = unseal(data)
-        first = 8 + int.from_bytes(payload[:8], "little")  # of its own key
+        first = 8 + int.from_bytes(payload[:8], "little")  # of its share of its own key
         return seal(header, payload[:first] + bytes([payload[first] ^ 1]) + payload[first + 1 :])
 
     lying.after = lie
     engine = lying.engine()
     assert engine.run_round().skipped is None and whole.run_round().skipped is None
     assert engine.digest() == whole.digest()
-    assert "site 2 gave keys that are not those it had committed to; the sum is right without it" in caplog.text
+    assert "site 2 gave, or was given, a wrong share of the keys of 2; the sum is right without it" in caplog.text
 
 
 def test_what_is_cut_short_is_its_sender_s_failure(tmp_path: Path) -> None:
@@ -244,3 +275,69 @@ def test_what_is_cut_short_is_its_sender_s_failure(tmp_path: Path) -> None:
     engine = wire.engine()
     assert engine.run_round().skipped is None
     assert engine.missing["2"].startswith("sent what cannot be used")
+
+
+# A helper
+
+
+@pytest.fixture
+def helped(tmp_path: Path) -> Wire:
+    """Six sites, and the seventh as their helper."""
+    wire = Wire("fedavg", tmp_path, replace(TRIAL, helper="6"), clients=IDS[:6])
+    wire.hosts["6"] = helper_host(tmp_path)  # type: ignore[assignment]
+    return wire
+
+
+def helper_host(folder: Path, rules: Policy = TRIAL) -> HelperHost:
+    def side(known: Roster) -> HelperSide:
+        return helper_side("6", folder / "6", rules, known, PRIVATE["6"])
+
+    return HelperHost("6", folder / "6", lambda told: b"", lambda: ROSTER, side)
+
+
+def test_a_helper_gives_the_states_of_one_process(helped: Wire) -> None:
+    ids = IDS[:6]
+    near = toy_federation("fedavg", clients=6, active=0, between=SecureSum(ids, Simulated()))
+    far = helped.engine(helper="6")
+    for _ in range(2):
+        assert (near.run_round().skipped, far.run_round().skipped) == (None, None)
+    assert storage.digest(near.states) == storage.digest(far.states) and not helped.whys()
+    asked = [header.type for id, header in helped.seen if id == "6"]
+    assert asked == ["secure_sum.MaskSum"] * 2
+
+
+def test_a_helper_that_is_gone_skips_the_round_and_comes_back(helped: Wire) -> None:
+    engine = helped.engine(helper="6")
+    helped.spoil = lambda id, data: Lost("is gone") if id == "6" else data
+    report = engine.run_round()
+    assert report.skipped and "6 does not give the sum of the masks" in report.skipped
+    helped.spoil = lambda id, data: data
+    assert engine.run_round().skipped is None
+
+
+def test_a_helper_remembers_what_it_opened_also_when_it_was_killed(helped: Wire, tmp_path: Path) -> None:
+    """Site 5's vector is dropped and round 1 asked again: the sites answer, and do not know of the set."""
+    helped.engine(helper="6").run_round()
+    helped.hosts["6"] = helper_host(tmp_path)  # type: ignore[assignment]
+    helped.after = lambda id, data: Lost("is dropped on purpose") if id == "5" and b"masked.L" in data[:300] else data
+    report = helped.engine(helper="6").run_round()
+    assert report.skipped and "6 does not give the sum of the masks" in report.skipped
+    assert any("before, for another set of sites" in why for why in helped.whys())
+
+
+def test_a_site_wants_the_helper_that_its_policy_names(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path, replace(TRIAL, helper="5"), clients=IDS[:5])
+    wire.hosts["6"] = helper_host(tmp_path)  # type: ignore[assignment]
+    with pytest.raises(FedgistError, match="does not name the helper of this run"):
+        wire.engine(helper="6").run_round()
+
+
+def test_a_helper_answers_nothing_else_and_makes_no_more_than_it_bears(helped: Wire, tmp_path: Path) -> None:
+    host = helper_host(tmp_path)
+    for header in (Start("run-1", "fedavg", 0, "mlp", {}, {}), Request("run-1", 1, "round", 0, "a.B", "", [])):
+        said = unseal(host.handle(seal(header)))[0]
+        assert isinstance(said, Refusal) and said.refused and "answers nothing but sums of masks" in said.why
+    assert "not an envelope" in unseal(host.handle(b"what"))[0].why  # type: ignore[union-attr]
+    helped.hosts["6"] = helper_host(tmp_path, replace(TRIAL, max_model=100))  # type: ignore[assignment]
+    assert helped.engine(helper="6").run_round().skipped
+    assert any("bytes of masks are more than the 1,600 that this helper makes" in why for why in helped.whys())

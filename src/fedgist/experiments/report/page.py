@@ -12,7 +12,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.data import discrepancies
 from fedgist.experiments import artifacts
 from fedgist.experiments.folder import RunFolder, write_text
-from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
+from fedgist.experiments.report import curious, efficiency, embedding, figures, pictures, runs, tables
 from fedgist.experiments.report.figures import Figure
 from fedgist.experiments.report.runs import Group, Run
 from fedgist.experiments.report.tables import Table
@@ -94,6 +94,7 @@ def page(
         missing=tables.missing(groups),
         privacy=_privacy(groups),
         secure=[f"{group.label}: {about}." for group in groups if (about := group.first.about.get("secure"))],
+        curious=curious.sections(groups),
         partitions=_partitions(groups),
         configurations=_configurations(groups),
         environments=_environments(groups),

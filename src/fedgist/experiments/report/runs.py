@@ -138,7 +138,7 @@ class Run:
     @cached_property
     def fairness(self) -> dict[str, dict[str, Fairness]]:
         """Whose model -> what was tested on -> how its clients fare."""
-        return fairness.summary(self.clients, self.alone)
+        return fairness.summary(self.clients, self.alone) or fairness.across(self.folder)
 
     def fares(self, part: str) -> Fairness | None:
         """How clients fare by the model that the accuracy is about."""

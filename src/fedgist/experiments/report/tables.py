@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgist.experiments import result_table
 from fedgist.experiments.fairness import ALONE
+from fedgist.experiments.report import result_table
 from fedgist.experiments.report.efficiency import Cost, best
 from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.results import best_five
@@ -114,7 +114,8 @@ def fairness(groups: Sequence[Group]) -> Table:
             all_lost = ", ".join(f"{id} ({100 * gain:.1f})" for id, gain in (one.losers or {}).items())
             gained = "–" if one.gain is None else f"{one.gain} of {one.clients}"
             mean_gain = "–" if one.gain_mean is None else f"{100 * one.gain_mean:+.2f}"
-            losers = Cell(", ".join(lost) or ("nobody" if one.gain is not None else "–"), all_lost, "text")
+            unnamed = f"{one.lose}, who know it" if one.lose else "nobody"  # across machines
+            losers = Cell(", ".join(lost) or (unnamed if one.gain is not None else "–"), all_lost, "text")
             numbers = [number(f"{100 * value:.2f}") for value in (one.mean, one.worst_tenth, one.deviation)]
             gains = [number(gained), number(mean_gain)]
             rows.append([_first(group, i), Cell(model), Cell(part), *numbers, *gains, losers])

@@ -25,6 +25,10 @@ class Answered:
         if self._known.get(version, (request,))[0] != request:
             raise Refused(f"it has answered {version} already, and was asked something else then")
 
+    def digest(self, version: str) -> str:
+        """Of the reply of an exchange that was answered."""
+        return self._known[version][1]
+
     def note(self, version: str, request: str, reply: bytes) -> None:
         """Writes down an answer before it leaves; one that is not what it was before does not."""
         digest = hashlib.sha256(reply).hexdigest()

@@ -192,7 +192,8 @@ class PeerEngine(RemoteEngine):
     def _rows(self, id: str, told: Mapping[str, Any]) -> list[Row]:
         """What a site says that it asked and was answered, for the ledger; of the two last exchanges only."""
         found: list[Row] = []
-        for row in told.get("rows", []):
+        rows = told.get("rows", [])
+        for row in rows if isinstance(rows, list) else [None]:
             try:
                 exchange, direction, other, kind, *sizes = row
                 known = other in self.ids and direction in ("up", "down") and 0 <= self.exchange - exchange <= 1

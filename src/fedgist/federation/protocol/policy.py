@@ -63,7 +63,18 @@ class Policy:
     )
     secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
     min_sum: int = option(
-        3, "A secure sum is over at least so many sites, and two sums of a round differ by so many, if they do.", low=2
+        3,
+        "A secure sum is over at least so many sites; sums of a round, or of the same question, tell of no fewer.",
+        low=2,
+    )
+    sum_trips: int = option(
+        2,
+        "With 3, a site helps to open a sum only once it has seen that others were told of the same set of sites.",
+        low=2,
+        high=3,
+    )
+    helper: str = option(
+        "", "The member of the federation that may hold what opens this site's secure sums (--secure helper)."
     )
     max_model: int = option(LARGEST_MODEL, "Weights of the largest model that is built.", low=1)
     max_models: int = option(100, "Architectures that a run may name.", low=1)

@@ -323,6 +323,8 @@ class RemoteEngine(Engine):
             found = answers.get(id)
             if found is None:
                 self._miss(id, "was not among the first to answer")
+            elif isinstance(found, Lost) and id not in self.ids:
+                self._miss(id, found.why)
             elif isinstance(found, Lost):
                 self.gone[id] = found.why
                 self.lost.add(id)

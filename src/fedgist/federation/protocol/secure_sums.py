@@ -1,4 +1,4 @@
-"""Secure sums across machines: the two halves of their layer, made from the signed roster that both ends have.
+"""Secure sums across machines: the halves of their layer, made from the signed roster that all ends have.
 
 No key travels: a site takes everybody's public keys from the roster in its own kit, and refuses a run that goes by
 another. What a site has answered is kept beside its runs and outlives them, in a file for all runs that begin alike:
@@ -13,20 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.engines.layer import PlainSite, SiteLayer
-from fedgist.engines.schemes import Masks
-from fedgist.engines.secure_sum import SecureSite, SecureSum
+from fedgist.engines.schemes import Helped, HelperSide, Masks
+from fedgist.engines.secure_sum import Hiding, SecureSite, SecureSum
 from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.roster import Roster
-from fedgist.secure.party import Identity, OnDisk, Party
+from fedgist.secure.helper import Helper, Seeded
+from fedgist.secure.party import Identity, Party
+from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
+KIND = 2
+"""Of the protocol of secure sums: ends of two kinds do not understand each other."""
+HELPED = "helped.jsonl"
+"""What a helper has opened."""
+UNKNOWN = "the run wants secure sums of a kind that this site does not know"
 
-def server_layer(roster: Roster, grid: Grid, group: int) -> SecureSum:
+
+def server_layer(roster: Roster, grid: Grid, group: int, trips: int = 2, helper: str = "") -> SecureSum:
     """The server's half, among the sites that have announced their keys."""
-    layer = SecureSum(_enrolled(roster), Masks(bytes.fromhex(roster.digest)), grid, group)
-    layer.told = {"roster": roster.digest, "group": group, "bits": grid.bits, "step": grid.step}
+    digest = bytes.fromhex(roster.digest)
+    layer = SecureSum(_enrolled(roster), Helped(digest, helper) if helper else Masks(digest, trips), grid, group)
+    layer.told = {"kind": KIND, "roster": roster.digest, "group": group, "bits": grid.bits, "step": grid.step}
+    layer.told |= {"trips": trips, "helper": helper}
     return layer
 
 
@@ -40,14 +50,36 @@ def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Ros
         raise Refused(
             f"the run goes by another roster than this site's, which is number {roster.number}, {roster.digest[:16]}…"
         )
-    if name not in _enrolled(roster):
-        raise Refused(f"roster {roster.number} does not have this site's keys yet: they were announced just now")
+    identity, alike, least = identity_of(name, roster, keys), _alike(start), max(rules.min_sum, told["group"])
+    memory = OnDisk(folder / "sums" / f"{alike[:32]}.jsonl")
+    if told["helper"]:
+        if told["helper"] != rules.helper:
+            raise Refused("its policy does not name the helper of this run, which would hold the keys to what it sends")
+        if told["helper"] not in identity.public:
+            raise Refused(f"roster {roster.number} does not have the keys of {rules.helper}")
+        hiding: Hiding = Seeded(identity, rules.helper, memory, least)
+    elif told["trips"] < rules.sum_trips:
+        raise Refused(f"its policy wants {rules.sum_trips} trips: start the run with --secure masks:trips=3")
+    else:
+        hiding = Party(identity, memory, least, told["trips"])
+    own, grid = (Helped if told["helper"] else Masks).own, Grid(told["bits"], told["step"])
+    return SecureSite(_enrolled(roster), identity.roster, grid, hiding, own, alike=alike)
+
+
+def helper_side(name: str, folder: Path, rules: Policy, roster: Roster, keys: SiteKeys) -> HelperSide:
+    """A helper's half, the same for all runs."""
+    helper = Helper(identity_of(name, roster, keys), OnDisk(folder / HELPED), rules.min_sum)
+    return HelperSide(_enrolled(roster), helper, 16 * rules.max_model)
+
+
+def identity_of(name: str, roster: Roster, keys: SiteKeys) -> Identity:
+    """A member's own keys, and everybody's public ones."""
     public = {one.name: (one.agreement, one.signing) for one in roster.members if one.enrolled}
+    if name not in public:
+        raise Refused(f"roster {roster.number} does not have this site's keys yet: they were announced just now")
     if public[name][0] != keys.agreement.public_key().public_bytes_raw():
         raise Refused(f"roster {roster.number} has other keys of this site than those in its kit")
-    identity = Identity(name, keys.agreement, keys.signing, public, bytes.fromhex(roster.digest))
-    party = Party(identity, OnDisk(_memory(start, folder)), max(rules.min_sum, told["group"]))
-    return SecureSite(_enrolled(roster), identity.roster, Grid(told["bits"], told["step"]), party)
+    return Identity(name, keys.agreement, keys.signing, public, bytes.fromhex(roster.digest))
 
 
 def check_plain(rules: Policy) -> None:
@@ -64,16 +96,15 @@ def _read(text: str) -> Mapping[str, Any]:
     """What the server says of its half."""
     try:
         told = json.loads(text)
-        whole = {name: told[name] for name in ("group", "bits", "step")}
-        if not all(type(value) is int for value in whole.values()) or type(told["roster"]) is not str:
-            raise ValueError("not numbers")
+        kinds = {"kind": int, "group": int, "bits": int, "step": int, "trips": int, "roster": str, "helper": str}
+        if any(type(told[name]) is not kind for name, kind in kinds.items()) or told["kind"] != KIND:
+            raise Refused(UNKNOWN)
         Grid(told["bits"], told["step"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused("the run wants secure sums of a kind that this site does not know") from error
-    return told
+        raise Refused(UNKNOWN) from error
+    return {name: told[name] for name in kinds}
 
 
-def _memory(start: Start, folder: Path) -> Path:
-    """The file of what this site answered, the same for all runs that differ by their name alone."""
-    alike = hashlib.sha256(seal(dataclasses.replace(start, run="any", layer=""))).hexdigest()
-    return folder / "sums" / f"{alike[:32]}.jsonl"
+def _alike(start: Start) -> str:
+    """The digest of what a run is: the same at all its sites, and for all runs that differ by their name alone."""
+    return hashlib.sha256(seal(dataclasses.replace(start, run="any", model="any", layer=""))).hexdigest()

@@ -6,13 +6,15 @@ lost, a round that was skipped or a server that was restarted leaves no trace, a
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import logging
 import re
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,8 @@ class SiteRun:
         handler = self.handlers[header.type]
         policy.check_reply(handler)
         leaves, state = self.reply(handler, header, payload, header.version)
+        question = f"{header.type} {header.state} {hashlib.sha256(payload).hexdigest()}"
+        here = dataclasses.replace(here, scopes=(question, self.answered.digest(header.version)))
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
         packed = to_bytes(travels, wrapped)
@@ -290,7 +294,7 @@ class SiteHost:
         self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
         self.policy, self.model, self.enrol = policy or Policy(), model, enrol
         self.audit = Audit(folder / "audit.jsonl")
-        self._lock = threading.Lock()
+        self._lock, self._me = threading.Lock(), secrets.token_hex(8).encode()
         self._run: SiteRun | None = None
         self._peers: PeerRun | None = None
         """The same run, where it has no server."""
@@ -314,9 +318,23 @@ class SiteHost:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
         with self._lock:
             try:
-                return self._noted(data)
+                with self._alone():
+                    return self._noted(data)
             except OSError as error:  # what cannot be noted does not leave; that it could not, may
                 return seal(self._refusal(error, data))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait while another process answers for this site, as one whose job has lost it; then what it did is read."""
+        with (self.folder / "answering").open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if file.read() != self._me:
+                self._run = self._peers = None
+                file.truncate(0)
+                file.write(self._me)
+                file.flush()
+            yield
 
     def _noted(self, data: bytes) -> bytes:
         about: dict[str, Any] = {"kind": "unreadable"}
@@ -332,9 +350,9 @@ class SiteHost:
             try:
                 with within_seconds(self.policy.max_seconds, self.overdue):
                     answered, payload = self._answer(header, body)
-                    spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
             except Exception as error:
                 answered = self._refusal(error, data)
+            spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
         sealed = seal(answered, payload, spoken)
         self.audit.write("out", sealed, **{**about, **_about(answered)})
         return sealed

@@ -42,8 +42,13 @@ def _gain(part: str) -> Callable[[Run], str | None]:
 
 
 def _most_lost(part: str) -> Callable[[Run], float | None]:
-    """The greatest loss of a client; 0 where nobody loses."""
-    return _fares(part, lambda found: None if found.losers is None else min([0.0, *found.losers.values()]))
+    """The greatest loss of a client; 0 where nobody loses. Across machines nobody can say it."""
+
+    def lost(found: Fairness) -> float | None:
+        unknown = found.losers is None or (found.lose and not found.losers)
+        return None if unknown else min([0.0, *(found.losers or {}).values()])
+
+    return _fares(part, lost)
 
 
 STEPS = Column("steps", "number", lambda run: run.steps)

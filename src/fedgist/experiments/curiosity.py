@@ -1,0 +1,158 @@
+"""What an honest but curious server learns from a finished run: every attack on its transcript, judged.
+
+The attacks get the transcript and what is public, and half of the test set for samples of their own; the other half is
+what nobody holds. The clients' data are rebuilt from the run's configuration, for the judge alone.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgist import methods
+from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import SERVER
+from fedgist.core.rng import Rng
+from fedgist.experiments import config as configs
+from fedgist.experiments.folder import RunFolder, write_json
+from fedgist.experiments.leakage import picture, same_inputs
+from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
+from fedgist.privacy.transcript import LEVELS, Transcript
+
+OWN, NOBODYS = 2000, 5000
+"""Samples of the attacker's, and of nobody's, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One attack at one level: its score, or why there is none."""
+
+    attack: str
+    level: str
+    score: Score | None
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        if self.score is None:
+            return {"attack": self.attack, "level": self.level, "value": None, "why": self.why}
+        one = self.score
+        numbers = {"value": one.value, "control": one.control, **one.more}
+        kept = {
+            name: None if number is None or not math.isfinite(number) else round(number, 4)
+            for name, number in numbers.items()
+        }
+        return {
+            "attack": self.attack,
+            "level": self.level,
+            **kept,
+            "measure": one.measure,
+            "seen": one.seen,
+            "rows": [*one.rows],
+        }
+
+
+def attack_all(
+    folder: RunFolder,
+    names: Sequence[str] = tuple(ATTACKS),
+    levels: Sequence[str] = LEVELS,
+    seed: int = 0,
+    effort: int = 300,
+) -> list[Outcome]:
+    """The attacks of these names on a recorded run, at each level."""
+    for name in names:
+        if name not in ATTACKS:
+            raise unknown("attack", name, ATTACKS)
+    transcript, known, judge = opened(folder, seed, effort)
+    return [_tried(name, level, transcript, known, judge) for name in names for level in levels]
+
+
+def opened(folder: RunFolder, seed: int, effort: int) -> tuple[Transcript, Known, Judge]:
+    """A run's transcript, what is public of it, and who knows the truth."""
+    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
+    if not folder.transcript.is_dir():
+        raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
+    inputs = same_inputs(folder, config)
+    method = methods.find(config.method)(config.options, inputs.task)
+    saved, w = folder.last_checkpoint(), None
+    if saved is not None and (state := saved["engine"]["states"].get(SERVER)) is not None:
+        w = method.weights(state)
+    model = None if w is None or w.keys() != method.model.shapes.keys() else (method.model, w)
+    rng, (x, y) = Rng(seed)("attack"), inputs.test
+    order = rng("halves").permutation(len(y))
+    own, rest = order[: len(y) // 2][:OWN], order[len(y) // 2 :][:NOBODYS]
+    sizes = {id: data.n for id, data in inputs.sites.items() if data.n}
+    known = Known(method, sizes, (x[own], y[own]), model, rng, effort)
+    low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
+    held = {id: (data.x, data.y) for id, data in inputs.sites.items() if data.n}
+    return Transcript(folder.transcript, method), known, Judge(held, (x[rest], y[rest]), low, high, rng("judge"))
+
+
+def _tried(name: str, level: str, transcript: Transcript, known: Known, judge: Judge) -> Outcome:
+    try:
+        return Outcome(name, level, ATTACKS[name](transcript, level, known, judge))
+    except (NothingToSee, FedgistError) as why:
+        return Outcome(name, level, None, str(why))
+
+
+def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
+    """Keeps the numbers and, where Pillow is there, the pictures, for the report; returns what was written."""
+    place = folder.artifacts / "attacks"
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "attacks.json"
+    write_json(path, [one.as_json() for one in outcomes])
+    written = [path]
+    for one in outcomes:
+        if one.score is not None and one.score.rows:
+            drawn = place / f"{one.attack}-{one.level}.png"
+            try:
+                picture(list(one.score.rows.values()), drawn)
+            except ImportError:
+                return written
+            written.append(drawn)
+    return written
+
+
+def read(folder: RunFolder) -> list[dict[str, Any]]:
+    """What attacks found earlier; nothing where none was tried."""
+    path = folder.artifacts / "attacks" / "attacks.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+# Positive controls: what every attack must find, or its silence means nothing
+
+DIGITS: Mapping[str, Any] = {"dataset": "digits", "clients": 1, "partition": "iid", "record": ("all",), "device": "cpu"}
+_REAL = {"method": "real", "model": "mlp:hidden=8", "rounds": 1, "ipc": 10, "limit": 150, "server_epochs": 1}
+_ONE = {"method": "fedavg", "model": "mlp:hidden=32", "rounds": 1, "steps": 1, "batch": 1, "lr": 0.1, "limit": 1}
+_OVERFITTED = {"method": "fedavg", "model": "mlp", "rounds": 1, "epochs": 150, "lr": 0.3, "limit": 30}
+_GIST = {"method": "gist", "rounds": 1}
+_SKEWED = {**_GIST, "clients": 5, "partition": "dirichlet", "alpha": 0.1, "limit": 300}
+PLANTED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "inversion": ("one image, one step", "replies", _ONE),
+    "membership": ("an overfitted model", "replies", _OVERFITTED),
+    "images": ("real images", "replies", _REAL),
+    "copies": ("real images", "replies", _REAL),
+    "moments": ("fewer samples than features", "sums", {**_GIST, "limit": 60}),
+    "reconstruction": ("one or two samples of a class", "sums", {**_GIST, "limit": 12}),
+    "presence": ("each client's counts", "replies", _SKEWED),
+    "shares": ("each client's counts", "replies", _SKEWED),
+    "differencing": ("one away, the rest the same", "sums", {**_SKEWED, "rounds": 4, "offline": 0.2, "seed": 1}),
+}
+"""For each attack: what is planted, who sees it, and the run."""
+
+
+def planted(folder: Path, effort: int = 300) -> dict[str, tuple[str, Outcome]]:
+    """Every attack on the leak that is planted for it, each in a small run of digits under `folder`."""
+    from fedgist.experiments import runner
+
+    found = {}
+    for name, (what, level, settings) in PLANTED.items():
+        out = folder / name
+        runner.run(configs.resolve({**DIGITS, **settings}), out)
+        (found_one,) = attack_all(RunFolder(out), [name], [level], effort=effort)
+        found[name] = what, found_one
+    return found

@@ -1,0 +1,90 @@
+"""A model that is a site's own code, `package:factory`, and what everybody else knows of it: how many features it has.
+
+Code is named by whoever runs it, on a command line, and by nobody else: a site announces `module:features=64`, and no
+name that comes from another machine is ever imported.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import NoReturn, final
+
+import torch
+from torch import Tensor, nn
+
+from fedgist.core.errors import FedgistError
+from fedgist.core.message import Params
+from fedgist.core.rng import Rng
+from fedgist.core.task import Model, Output, Tap
+from fedgist.models.torch_module import ModuleModel, from_module
+
+ELSEWHERE = "module"
+"""What a model is called where its code is not."""
+
+
+def is_code(spec: str) -> bool:
+    """Whether a model is code, `package:factory`; options of the models here have a `=`."""
+    package, _, factory = spec.partition(":")
+    return factory.isidentifier() and all(part.isidentifier() for part in package.split("."))
+
+
+def load(spec: str, shape: tuple[int, ...], classes: int) -> ModuleModel:
+    """What `factory(shape, classes)` of a package makes, an `nn.Module`; it begins at the same weights every time."""
+    package, _, factory = spec.partition(":")
+    try:
+        make = getattr(importlib.import_module(package), factory)
+    except (ImportError, AttributeError) as error:
+        raise FedgistError(
+            f"--model {spec}: there is no such factory ({error}); it has to be in a package that this Python has "
+            "installed, or in a folder that PYTHONPATH names"
+        ) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = make(shape, classes)
+    if not isinstance(made, nn.Module):
+        raise FedgistError(f"--model {spec}: it has to return an nn.Module, not a {type(made).__name__}")
+    return from_module(made, shape, classes)
+
+
+def announced(model: Model) -> str:
+    """What others are told of a model that is code."""
+    return f"{ELSEWHERE}:features={model.feature_size}"
+
+
+@final
+@dataclass(frozen=True)
+class Elsewhere(Model):
+    """A model whose code is at its site alone; nothing can be computed with it here."""
+
+    input_shape: tuple[int, ...]
+    classes: int
+    features: int
+    name: str = ELSEWHERE
+
+    def init(self, rng: Rng) -> Params:
+        self._refuse()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"classifier": (self.features,)}
+
+    def __call__(
+        self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
+    ) -> Output:
+        self._refuse()
+
+    def head(self, w: Params, features: Tensor) -> Tensor:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise FedgistError(
+            "a site's model is code of its own, which is not here: take a method whose clients keep their models, as "
+            "repshare or feddistill"
+        )

@@ -1,0 +1,151 @@
+"""A secure sum with a helper: right whoever vanishes, and what each of its refusals stands for."""
+
+import itertools
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgist.secure import helper as helpers
+from fedgist.secure import masks
+from fedgist.secure.graph import Group, Refused
+from fedgist.secure.helper import SEALED, Helper, Seeded, form_of
+from fedgist.secure.party import Identity
+from fedgist.secure.past import Forgetful, OnDisk, Past
+from parties import NAMES, Vectors, group, identities, same, total_of, vectors
+
+KNOWN = identities((*NAMES, "helper"))
+
+
+def sites(least: int = 3) -> dict[str, Seeded]:
+    return {name: Seeded(KNOWN[name], "helper", Forgetful(), least) for name in NAMES}
+
+
+def helper(folder: Path | None = None) -> Helper:
+    return Helper(KNOWN["helper"], OnDisk(folder / "helped") if folder else Forgetful())
+
+
+def masked(party: dict[str, Seeded], about: Group, seed: int = 0) -> dict[str, tuple[Vectors, bytes]]:
+    found = {name: party[name].mask(about, vectors(name, seed)) for name in about.cohort}
+    return {name: (hidden, sealed[0].tobytes()) for name, (hidden, sealed, _) in found.items()}
+
+
+def opened(by: Helper, sent: dict[str, tuple[Vectors, bytes]], alive: Collection[str]) -> Vectors:
+    off = by.total({name: sent[name][1] for name in alive}, form_of(sent["a"][0]))
+    total = {key: np.sum([sent[name][0][key] for name in alive], axis=0, dtype=sent["a"][0][key].dtype) for key in "ab"}
+    return {key: part - hides for (key, part), hides in zip(total.items(), off, strict=True)}
+
+
+def test_the_sum_is_right_for_every_set() -> None:
+    """n = 7: whoever vanishes, and with the same bytes asked again."""
+    sent = masked(sites(), group())
+    for count in (5, 6, 7):
+        for alive in itertools.combinations(NAMES, count):
+            by = helper()
+            assert same(opened(by, sent, alive), total_of(alive)) and same(opened(by, sent, alive), total_of(alive))
+    assert all(len(sealed) == SEALED and not same(hidden, vectors(name)) for name, (hidden, sealed) in sent.items())
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_two_sets_of_one_exchange_are_refused(checked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a helper that was killed in between, and also of an exchange that was masked again; else g's is bare."""
+    if not checked:
+        monkeypatch.setattr(Past, "open", lambda *_: None)
+    party = sites()
+    seven = opened(helper(tmp_path), masked(party, group()), NAMES)
+    again = masked(party, group(nonce=1))
+    if checked:
+        with pytest.raises(Refused, match="before, for another set of sites"):
+            opened(helper(tmp_path), again, NAMES[:6])
+    else:
+        six = opened(helper(tmp_path), again, NAMES[:6])
+        assert same({key: seven[key] - six[key] for key in seven}, vectors("g"))
+
+
+def test_what_sites_want_holds_whatever_the_helper_wants() -> None:
+    """Seven that are asked open for five or more; a site of another policy for seven, or sums that differ by six."""
+    sent = masked(sites(), group())
+    with pytest.raises(Refused, match="must be over at least 5"):
+        opened(helper(), sent, NAMES[:4])
+    strict = {**sites(), "a": Seeded(KNOWN["a"], "helper", Forgetful(), 7)}
+    with pytest.raises(Refused, match="must be over at least 7"):
+        opened(helper(), masked(strict, group()), NAMES[:6])
+    by, party = helper(), sites()
+    opened(by, masked(party, group("round-000001-000000")), NAMES)
+    with pytest.raises(Refused, match="would tell of fewer than 3 of them"):
+        opened(by, masked(party, group("round-000001-000001", nonce=1)), NAMES[:6])
+    opened(by, masked(party, group("round-000002-000000", nonce=2)), NAMES[:6])
+
+
+def test_another_run_that_is_called_the_same_is_another() -> None:
+    """Exchanges of runs that are alike are one exchange, and of others not."""
+    by = helper()
+    opened(by, masked(sites(), replace(group(), alike="one")), NAMES)
+    with pytest.raises(Refused, match="before, for another set"):
+        opened(by, masked(sites(), replace(group(), alike="one", run="another")), NAMES[:6])
+    opened(by, masked(sites(), replace(group(), alike="two")), NAMES[:6])
+
+
+def test_what_was_sealed_in_another_exchange_is_not_mixed_in() -> None:
+    party = sites()
+    old, new = masked(party, group()), masked(party, group("round-000002-000000", nonce=1))
+    with pytest.raises(Refused, match="mixes what sites sealed in several exchanges"):
+        opened(helper(), {**new, "g": old["g"]}, NAMES)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_the_form_is_what_sites_say(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same streams added up in fewer bits give the sums' carries away, which the sum does not tell."""
+    sent = masked(sites(), group())
+    if not checked:
+        monkeypatch.setattr(helpers, "form_digest", lambda form: helpers._digest("any"))
+        sent = masked(sites(), group())
+    by, sealed = helper(), {name: one for name, (_, one) in sent.items()}
+    whole = form_of(sent["a"][0])
+    by.total(sealed, whole)
+    narrow = [(bits // 4 if bits == 64 else bits, count * 4 if bits == 64 else count) for bits, count in whole]
+    if checked:
+        with pytest.raises(Refused, match="another form than the sites"):
+            by.total(sealed, narrow)
+    else:
+        assert not np.array_equal(by.total(sealed, narrow)[0], by.total(sealed, whole)[0].view(np.uint16))
+
+
+def test_seals_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that makes up seeds in six sites' names has what the seventh sent."""
+    sent = masked(sites(), group())
+    forged = {**sent, "b": sent["c"]}
+    with pytest.raises(Refused, match="what b sealed for the helper is not from it"):
+        opened(helper(), forged, NAMES)
+    with pytest.raises(Refused, match="x is not in the roster"):
+        helper().total({"x": sent["a"][1]}, form_of(sent["a"][0]))
+    with pytest.raises(Refused, match="over no site"):
+        helper().total({}, [])
+    honest, plain = Identity.unseal, helpers.NOTE
+    note = honest(KNOWN["helper"], "a", sent["a"][1], helpers.PURPOSE)
+    assert note is not None
+    made_up = {name: plain.pack(bytes(32), *plain.unpack(note)[1:]) for name in NAMES[1:]}
+    monkeypatch.setattr(Identity, "unseal", lambda self, sender, *_: made_up.get(sender, note))
+    total = helper().total(dict.fromkeys(NAMES, b""), form_of(sent["a"][0]))
+    known = {key: np.zeros_like(part) for key, part in sent["a"][0].items()}
+    for _ in NAMES[1:]:
+        masks.mask(known, bytes(32), 1)
+    bare = {key: sent["a"][0][key] - (part - known[key]) for (key, part) in zip("ab", total, strict=True)}
+    assert same(bare, vectors("a"))
+
+
+def test_a_site_remembers_too() -> None:
+    party = sites()
+    masked(party, group())
+    with pytest.raises(Refused, match="for another set of sites"):
+        party["a"].mask(group(cohort=NAMES[:6], nonce=1), vectors("a"))
+    with pytest.raises(Refused, match="cannot both help with a sum and be in it"):
+        party["a"].mask(group(cohort=(*NAMES, "helper"), version="round-000002-000000", nonce=2), vectors("a"))
+    for refuse in (
+        lambda: party["a"].sign("v", NAMES),
+        lambda: party["a"].open("v", NAMES, np.zeros((0, 0), np.uint8)),
+    ):
+        with pytest.raises(Refused, match="has no keys to give"):
+            refuse()
