@@ -17,9 +17,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from fedgist.federation import sim
 
 MODEL = "mlp:hidden=980"  # 779,110 weights for 28×28 images in ten classes: 3.1 MB
 ROUNDS, SITES = 15, 5
@@ -38,19 +43,36 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder) / "federation"
-        for name, more in (("star", []), ("ring", ["--topology", "ring"])):
-            run(federation, name, arguments.dataset, arguments.port, more)
-            figures[name] = summarise(federation, name)
+        with running(federation, arguments.dataset, arguments.port):
+            for name, more in (("star", []), ("ring", ["--topology", "ring"])):
+                run(federation, name, arguments.dataset, more)
+                figures[name] = summarise(federation, name)
     print(json.dumps(figures, indent=1))
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def run(federation: Path, name: str, dataset: str, port: int, more: list[str]) -> None:
-    command = [sys.executable, "-m", "fedgist", "federation", "sim", str(federation), "dfedavg", "--sites", str(SITES)]
-    command += ["--dataset", dataset, "--model", MODEL, "--rounds", str(ROUNDS), "--port", str(port), "--quiet"]
-    command += ["--set", "steps=1", "--set", "eval_every=0", "--set", f"checkpoint_every={ROUNDS}", *more]
-    subprocess.run([*command, "--out", str(federation / name)], check=True)
+@contextmanager
+def running(federation: Path, dataset: str, port: int) -> Iterator[None]:
+    """A server and its sites, which take part in DFedAvg."""
+    for site in sim.provide(federation, SITES, dataset, None, port).sites:
+        policy = federation / "sites" / site / "policy.toml"
+        policy.write_text(policy.read_text().replace('methods = ["sums"]', 'methods = ["dfedavg"]'))
+    command = [sys.executable, "-m", "fedgist", "federation", "sim", str(federation), "--dataset", dataset]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as staying:
+        try:
+            yield
+        finally:
+            staying.terminate()
+
+
+def run(federation: Path, name: str, dataset: str, more: list[str]) -> None:
+    command = [sys.executable, "-m", "fedgist", "federation", "run", "dfedavg", "--federation", str(federation)]
+    command += ["--dataset", dataset, "--model", MODEL, "--rounds", str(ROUNDS), "--wait", "600", "--quiet"]
+    command += ["--set", "steps=10", "--set", "eval_every=0", "--set", f"checkpoint_every={ROUNDS}", *more]
+    while not (federation / "server" / "links").exists():  # the server is coming up
+        time.sleep(1)
+    subprocess.run([*command, "--min-sites", str(SITES), "--out", str(federation / name)], check=True)
 
 
 def summarise(federation: Path, name: str) -> dict[str, Any]:

@@ -202,13 +202,15 @@ def test_a_site_is_killed_and_comes_back(deployed: Deployment) -> None:
     def away() -> list[int]:
         return [row["round"] for row in deployed.rows("absence") if "site-3" in row.get("missing", {})]
 
-    wait_for(lambda: deployed.done("absence") >= 3 or run.process.poll() is not None)
-    deployed.sites["site-3"].kill_all()
-    wait_for(lambda: bool(away()) or run.process.poll() is not None)
-    deployed.sites["site-3"] = deployed.start_site("site-3")
-    wait_for(lambda: deployed.done("absence") > max(away()) + 2 or run.process.poll() is not None)  # it came back
-    run.process.send_signal(signal.SIGINT)
-    run.process.wait(LONG)
+    try:
+        wait_for(lambda: deployed.done("absence") >= 3 or run.process.poll() is not None)
+        deployed.sites["site-3"].kill_all()
+        wait_for(lambda: bool(away()) or run.process.poll() is not None)
+        deployed.sites["site-3"] = deployed.start_site("site-3")
+        wait_for(lambda: deployed.done("absence") > max(away()) + 2 or run.process.poll() is not None, 4 * LONG)
+    finally:
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(LONG)
     rounds = deployed.checkpoint("absence")["round"]
     answered = {
         (int(row[0]), int(row[2]), row[4], row[5])

@@ -141,6 +141,28 @@ def test_a_coordinator_that_was_replaced_conducts_nobody(tmp_path: Path) -> None
     assert second.run_round().missing == {}
 
 
+def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+    """A whole round of another run in the middle of a round, at every site."""
+    relay, alone = Relay("repshare", tmp_path / "both"), Relay("repshare", tmp_path / "alone")
+    first, second, only = relay.engine(), relay.engine(), alone.engine()
+    reports = []
+
+    def between(id: str, data: bytes) -> bytes:
+        header = unseal(data)[0]
+        if isinstance(header, Step) and (header.run, header.exchange, id) == (first.run, 1, "2"):
+            relay.spoil = lambda id, data: data
+            reports.append(second.run_round())
+            relay.spoil = between
+        return data
+
+    relay.spoil = between
+    for _ in range(2):
+        reports.append(first.run_round())
+        only.run_round()
+    assert len(reports) == 4 and not any(report.missing for report in reports)
+    assert digest(first, tmp_path / "both") == digest(second, tmp_path / "both") == digest(only, tmp_path / "alone")
+
+
 def everybody(absent: Any) -> Attendance:
     return Attendance(dict.fromkeys(absent, 2))
 

@@ -81,6 +81,8 @@ TOKEN = re.compile(rb"[0-9a-f]{0,64}")
 PHASES = ("round", "evaluation")
 STARTS = 1000
 """Of so many starts of a run a late copy is known."""
+RESTING = 3
+"""Runs without a server that may be under way beside another."""
 NEWER = 8
 """States kept that are newer than what is asked for: the request may be an old one that was long on its way."""
 
@@ -296,6 +298,8 @@ class SiteHost:
         self._run: SiteRun | None = None
         self._peers: PeerRun | None = None
         """The same run, where it has no server."""
+        self._resting: dict[str, tuple[SiteRun, PeerRun]] = {}
+        """Others that have none, in the middle of a round."""
 
     def close(self) -> None:
         """Says that a run is over, and where what it left lies."""
@@ -361,12 +365,18 @@ class SiteHost:
             if not TOKEN.fullmatch(payload):
                 raise WireError("Start: its token is not what it should be")
             if self._run is None or self._run.start != header:
+                self._rest()
+                self._resting.pop(header.run, None)
                 self._run = self._begin(header)
             self._run.begin(payload.decode())
             return Ready(), b""
         if isinstance(header, (Request, Step, Delivery)):
             if self._run is None or self._run.start.run != header.run:
-                self._run = self._begin(self._recall_start(header.run))
+                self._rest()
+                if header.run in self._resting:
+                    self._run, self._peers = self._resting.pop(header.run)
+                else:
+                    self._run = self._begin(self._recall_start(header.run))
             if isinstance(header, Request):
                 if self._peers is not None:
                     self._peers.check_server(header)
@@ -378,6 +388,14 @@ class SiteHost:
                 return self._peers.step(header, payload)
             return self._peers.answer(header, payload, self.policy)
         raise WireError(f"a site is not sent a {type(header).__name__}")
+
+    def _rest(self) -> None:
+        """Lay the present run aside for another, if it cannot be taken up from the disk: its round is under way."""
+        if self._run is not None and self._peers is not None:
+            self._resting[self._run.start.run] = self._run, self._peers
+            for run in list(self._resting)[:-RESTING]:
+                del self._resting[run]
+        self._run = self._peers = None
 
     @property
     def _spoken(self) -> int:
