@@ -68,6 +68,9 @@ def test_images_are_shown_beside_the_nearest_ones():
     rows = found("--only", "copies,images")
     assert rows["copies", "replies"]["value"] > 0.7 > rows["copies", "replies"]["control"]
     assert Path("run/artifacts/attacks/copies-replies.png").read_bytes()[:4] == b"\x89PNG"
+    call("report", "run")
+    page = Path("run/report.html").read_text()
+    assert "What an honest but curious server learns" in page and "row 2: nearest that a client holds" in page
 
 
 def test_masked_replies_tell_no_classes():

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.core.message import Content, schema_of, tag_of
+from fedgist.core.message import Content, schema_of
 from fedgist.experiments import config as configs
 from fedgist.experiments import curiosity, provenance, runner
 from fedgist.experiments.folder import RunFolder, read_json, write_json
@@ -90,11 +90,11 @@ def one(name: str, given: Mapping[str, Any], seed: int, effort: int) -> dict[str
 
 
 def worth_recording(method: str) -> tuple[str, ...]:
-    """The messages that an attack may look at."""
+    """The messages that an attack may look at, by names that they keep where a layer wraps them."""
     pairs = methods.find(method).handlers.values()
     kinds = {kind for pair in pairs for kind in (pair.request, pair.reply)}
-    found = [tag_of(kind) for kind in kinds if {wire.holds for _, wire in schema_of(kind).values()} - {None, *UNUSED}]
-    return tuple(sorted(found))
+    worth = [kind for kind in kinds if {wire.holds for _, wire in schema_of(kind).values()} - {None, *UNUSED}]
+    return tuple(sorted({kind.__name__ for kind in worth}))
 
 
 def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) -> str:
