@@ -193,7 +193,7 @@ class PeerEngine(RemoteEngine):
         """What a site says that it asked and was answered, for the ledger; of the two last exchanges only."""
         found: list[Row] = []
         rows = told.get("rows", [])
-        for row in rows if isinstance(rows, list) else [None]:
+        for row in rows if isinstance(rows, list) else [rows]:
             try:
                 exchange, direction, other, kind, *sizes = row
                 known = other in self.ids and direction in ("up", "down") and 0 <= self.exchange - exchange <= 1
