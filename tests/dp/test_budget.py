@@ -8,7 +8,7 @@ import pytest
 from fedgist.core.errors import FedgistError
 from fedgist.dp import accountant
 from fedgist.dp.accountant import Release
-from fedgist.dp.budget import Book, Limit, Outbox, Plan, Spent, books, risky
+from fedgist.dp.budget import Book, Limit, Outbox, Plan, Spent, books, known_plans, risky
 
 ONE = Release(3.7306317)
 """Costs ε = 1 at δ = 1e-5."""
@@ -85,3 +85,9 @@ def test_books_are_found_and_delta_is_warned_about(tmp_path: Path) -> None:
         books(tmp_path / "privacy")
     assert risky(1e-5, 9_000) is None
     assert "take delta=9e-06 or less" in str(risky(1e-5, 11_000))
+
+
+def test_the_plans_that_come_with_fedgist_cost_what_they_say() -> None:
+    assert known_plans()
+    for plan in known_plans():
+        assert accountant.epsilon(plan.releases, plan.delta) == pytest.approx(plan.epsilon, rel=1e-9)
