@@ -22,17 +22,8 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.families.own_choices import OwnChoices
-from fedgist.learning.contrastive import (
-    CRITIC,
-    REDUCTIONS,
-    Averager,
-    Choices,
-    RepresentationLoss,
-    bounded,
-    chosen,
-    critic,
-    draw,
-)
+from fedgist.learning import contrastive
+from fedgist.learning.contrastive import REDUCTIONS, Averager, Choices, RepresentationLoss, bounded, chosen, draw
 
 log = logging.getLogger("fedgist")
 
@@ -197,11 +188,11 @@ class RepresentationSharing(fg.OwnModel[Config]):
         heard = {"means": means, "known": none, "observations": observations, "observed": none}
         own = super().client_init(me)
         if self.choices.of(me.id).discriminator == "external":  # it trains with the model, and stays here
-            own["w"] |= critic(self.model.feature_size, me.rng)
+            own["w"] |= contrastive.critic(self.model.feature_size, me.rng)
         return {**own, "heard": heard, "round": 0}
 
     def client_weights(self, me: fg.Site, sent: fg.Params) -> fg.Params:
-        return {name: value for name, value in me.state["w"].items() if not name.startswith(CRITIC)}
+        return {name: value for name, value in me.state["w"].items() if not name.startswith(contrastive.CRITIC)}
 
     @fg.handler
     async def learn(self, me: fg.Site, msg: Lesson) -> Representations:
@@ -240,11 +231,7 @@ class RepresentationSharing(fg.OwnModel[Config]):
         member = chosen(y, keys, few) / few.clamp_min(1)[y]
         # Forward only, so there is room for larger batches than in training.
         index, mask = site.data.epochs(site.rng("order"), 1, 4 * self.config.batch).values()
-        plan = {
-            "index": index,
-            "weight": released[index] * mask,
-            "member": member.T[index] * mask[..., None],
-        }
+        plan = {"index": index, "weight": released[index] * mask, "member": member.T[index] * mask[..., None]}
         step = Averager(self.model_of(site)).step
         return self._released(counts, *await fg.scan(step, self._zeros(), plan, site.state["w"], site.data.pool))
 
