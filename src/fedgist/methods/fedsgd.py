@@ -25,6 +25,14 @@ from fedgist.learning.training import samples
 @dataclass(frozen=True)
 class Config(fg.LocalOptions):
     steps: int = fg.option(50, "Steps a round, each an exchange of sums of gradients.", low=1)
+    sampling: float = fg.option(
+        0.1,
+        "The chance of a record to be in a batch. Sums are divided by `batch`, whatever is in them.",
+        above=0,
+        high=1,
+        safe=("0.05..1",),
+        reveals="A gradient of very few records, of one site alone, gives them away.",
+    )
     features: str | None = fg.option(
         None,
         "Learn a linear layer on this public map instead of the run's model: contrast (scattering less its mean), "
