@@ -176,7 +176,7 @@ def test_without_pillow_there_is_no_picture(monkeypatch):
         (["run", "--lr", "nan"], "--lr must be above 0, and --tv not below it, not nan and 0.03"),
         (["run", "--tv", "inf"], "--lr must be above 0, and --tv not below it, not 0.1 and inf"),
         (["bare"], "bare has no transcript; run again with --record all"),
-        (["other"], "inversion knows the updates of fedavg and tofu, not of independent"),
+        (["other"], "other has no transcript; run again with --record all"),
         (["."], ". holds 4 runs; name one, such as bare"),
         (["cut"], f"{CUT} cannot be read: "),
     ],
