@@ -79,13 +79,17 @@ def test_version_and_help():
     assert [flag for flag in (*where, *how) if f"--{flag}" not in text] == []
 
 
+SIMULATED = ["clients", "partition", "alpha", "seeds", "adversary", "defence"]
+"""What the sites of a federation decide, or nobody."""
+
+
 @pytest.mark.parametrize(
     ("command", "without"),
     [
         (["run"], []),
         (["compare"], []),
-        (["federation", "run"], ["clients", "partition", "alpha", "seeds"]),  # which the sites decide, or nobody
-        (["federation", "flower"], ["clients", "partition", "alpha", "seeds"]),
+        (["federation", "run"], SIMULATED),
+        (["federation", "flower"], SIMULATED),
     ],
 )
 def test_flags_are_the_options_that_have_one(command, without):

@@ -82,8 +82,6 @@ class FedSGD(fg.ServerModel[Config]):
         | {"sampling": 1.0, "batch": 600, "lr": 0.1},
         "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 6, "sampling": 0.1, "batch": 50, "lr": 0.2}
         | {"momentum": 0.9, "note": "5,000 digits, 10 clients, 300 steps"},
-        "demo": {"model": "mlp", "rounds": 6, "sampling": 0.2, "batch": 20, "lr": 0.2, "momentum": 0.9}
-        | {"note": "300 steps, each an exchange"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "sampling": 0.3, "lr": 0.1},
     }
 

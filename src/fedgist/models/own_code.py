@@ -15,6 +15,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
+from fedgist.models import registry
 from fedgist.models.torch_module import ModuleModel, from_module
 
 ELSEWHERE = "module"
@@ -22,9 +23,10 @@ ELSEWHERE = "module"
 
 
 def is_code(spec: str) -> bool:
-    """Whether a model is code, `package:factory`; options of the models here have a `=`."""
+    """Whether a model is code, `package:factory`; what begins with the name of a model here has options behind it."""
     package, _, factory = spec.partition(":")
-    return factory.isidentifier() and all(part.isidentifier() for part in package.split("."))
+    named = factory.isidentifier() and all(part.isidentifier() for part in package.split("."))
+    return named and package not in registry.available()
 
 
 def load(spec: str, shape: tuple[int, ...], classes: int) -> ModuleModel:
