@@ -117,7 +117,7 @@ SPLIT = ["clients", "partition", "alpha", "min_size", "ratio", "shards_per_clien
         (Role.SITES, [*SPLIT, "architectures"]),
         (
             Role.SIMULATION,
-            ["discrepancy", "seeds", "client_test", "validation", "offline", "delay"],
+            ["discrepancy", "seeds", "client_test", "validation", "offline", "delay", "adversary", "defence"],
         ),
         (
             Role.EXECUTION,  # tf32 is not among them: it changes what comes out

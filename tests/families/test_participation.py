@@ -18,6 +18,7 @@ class Weighted:
     active: float = active_option()
     weighting: str = weighting_option("inverse")
     n_ref: int = n_ref_option()
+    noise_multiplier: float = 0.0
 
 
 def weight(n: int, **settings: object) -> float:

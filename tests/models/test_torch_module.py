@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import fedgist
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.models import build, from_module
 from fedgist.models.torch_module import DRAWS
 
@@ -122,7 +123,7 @@ def test_gives_a_model_of_layers_back():
     assert model.shapes == layered.shapes
     assert model.buffers == layered.buffers
     x = images(4)
-    ours, theirs = [], []
+    ours, theirs = Tap(), Tap()
     a, b = layered(w, x, tap=ours), model(w, x, tap=theirs)
     close(a.features, b.features)
     close(a.logits, b.logits)
@@ -130,6 +131,8 @@ def test_gives_a_model_of_layers_back():
     for one, other in zip(ours, theirs, strict=True):
         for p, q in zip(one, other, strict=True):
             close(p, q)
+    for name in theirs.entering:
+        close(ours.entering[name], theirs.entering[name])
 
 
 def test_vmap_of_grad_equals_a_loop():

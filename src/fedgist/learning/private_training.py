@@ -69,13 +69,16 @@ class Gradients:
         counts = mask.bool() & squares.isfinite()
         factor = torch.where(counts, (limit * (1 - SLACK) / squares.sqrt().clamp_min(1e-30)).clamp_max(1.0), 0.0)
 
-        def kept(grad: Tensor) -> Tensor:
-            return torch.where(counts.view(-1, *[1] * (grad.dim() - 1)), grad, 0.0)
+        def each(of: Tensor, grad: Tensor) -> Tensor:
+            return of.view(-1, *[1] * (grad.dim() - 1))
 
-        whole = {name: kept(grad) for name, grad in self.whole.items()}
-        total = {name: torch.einsum("b,b...->...", factor, grad) for name, grad in whole.items()}
+        def kept(grad: Tensor) -> Tensor:
+            return torch.where(each(counts, grad), grad, 0.0)
+
+        whole = {name: each(factor, grad) * kept(grad) for name, grad in self.whole.items()}
+        total = {name: grad.sum(0) for name, grad in whole.items()}
         for layer, a in self.entering.items():
-            total[f"{layer}.weight"] = (factor[:, None] * whole[f"{layer}.bias"]).T @ kept(a)
+            total[f"{layer}.weight"] = whole[f"{layer}.bias"].T @ kept(a)
         return total
 
 
