@@ -60,7 +60,7 @@ def test_a_client_without_data_sends_noise_with_the_weight_of_any() -> None:
 TRAINING = {"by DP-SGD": ("fedavg", "fedprox", "fednova", "scaffold", "fedadam", "fedensemble", "tofu", "codream")}
 CHEAP: dict[str, dict[str, Any]] = {
     "tofu": {"images": 2, "iterations": 2},
-    "codream": {"exchanges": 2, "dreams": 4, "warm_up": 1, "distil_steps": 2, "sampling": 0.5},
+    "codream": {"exchanges": 2, "dreams": 4, "warm_up": 0, "distil_steps": 2},
 }
 
 
