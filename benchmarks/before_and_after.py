@@ -1,7 +1,7 @@
 """Two versions of the code in one run on one machine: whole rounds and the training in them, against the usual loop.
 
-    mkdir -p carry/before && git archive COMMIT src | tar -x -C carry/before
-    python benchmarks/before_and_after.py --before carry/before/src --device cuda --out speed.json
+    mkdir -p build/before && git archive COMMIT src | tar -x -C build/before
+    python benchmarks/before_and_after.py --before build/before/src --device cuda --out speed.json
 
 Every model is timed by benchmarks/engines.py in a process of each version, one after the other; what follows `--` goes
 to it.
