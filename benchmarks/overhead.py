@@ -1,7 +1,7 @@
 """What a client costs the host in a round of FedAvg beside its training: the process's own time, and operations.
 
     python benchmarks/overhead.py --engine stacked
-    PYTHONPATH=carry/before/src python benchmarks/overhead.py --engine stacked   # another version of the code
+    PYTHONPATH=build/before/src python benchmarks/overhead.py --engine stacked   # another version of the code
 
 A net of two hidden units on inputs of four numbers trains for one step, all clients in one stack, so that nearly all of
 the time is what the host does for each of them: its request, its batch plan, its coroutine, its reply. Beside it stands
