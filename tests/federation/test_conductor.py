@@ -32,7 +32,8 @@ class Job:
         self.door.bind(str(address))
         self.door.listen()
         self.links: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.serving = threading.Thread(target=self._serve, daemon=True)
+        self.serving.start()
 
     def _serve(self) -> None:
         while True:
@@ -57,10 +58,16 @@ class Job:
             return
 
     def end(self) -> None:
-        for one in (self.door, *self.links):
-            with suppress(OSError):  # its other end has gone, or it was ended before
-                one.shutdown(socket.SHUT_RDWR)  # who waits in accept is woken
-            one.close()
+        self._close(self.door)  # who waits in accept is woken, and takes no more links
+        self.serving.join()
+        for link in self.links:
+            self._close(link)
+
+    @staticmethod
+    def _close(one: socket.socket) -> None:
+        with suppress(OSError):  # its other end has gone, or it was ended before
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
 
 
 @pytest.fixture
