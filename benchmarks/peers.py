@@ -55,7 +55,7 @@ def main() -> None:
 @contextmanager
 def running(federation: Path, dataset: str, port: int) -> Iterator[None]:
     """A server and its sites, which take part in DFedAvg."""
-    for site in sim.provide(federation, SITES, dataset, None, port).sites:
+    for site in sim.provide(federation, sim.names(federation, SITES), None, dataset, None, port).sites:
         policy = federation / "sites" / site / "policy.toml"
         policy.write_text(policy.read_text().replace('methods = ["sums"]', 'methods = ["dfedavg"]'))
     command = [sys.executable, "-m", "fedgist", "federation", "sim", str(federation), "--dataset", dataset]

@@ -43,7 +43,7 @@ class Deployment:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
-        simulations.provide(self.fed, len(SITES), "digits", None, port)
+        simulations.provide(self.fed, SITES, None, "digits", None, port)
         for site in SITES:
             path = self.fed / "sites" / site / "policy.toml"
             path.write_text(path.read_text().replace('methods = ["sums"]', 'methods = ["repshare", "dfedavg"]'))

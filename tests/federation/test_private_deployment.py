@@ -28,7 +28,7 @@ def test_budgets_of_sites_end_a_run_at_the_right_round(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    federation = sim.provide(tmp_path / "fed", 3, "digits", None, port)
+    federation = sim.provide(tmp_path / "fed", sim.names(tmp_path / "fed", 3), None, "digits", None, port)
     for site in federation.sites:
         path = federation.kit(site) / "policy.toml"
         fresh = path.read_text()

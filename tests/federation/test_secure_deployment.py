@@ -27,7 +27,7 @@ def test_masked_plain_and_helped_end_at_the_same_weights(tmp_path: Path) -> None
         return dict(json.loads((tmp_path / out / "result.json").read_text()))
 
     plain, masked = made("plain"), made("masked", "--secure", "masks:trips=3")
-    helped = made("helped", "--secure", "helper:by=trustee", federation="helped")
+    helped = made("helped", "--secure", "helper:by=trustee", federation="helped-fed")
     assert masked["state_sha256"] == helped["state_sha256"] == plain["state_sha256"]
     assert min(masked["bytes_up"], helped["bytes_up"]) > 1.9 * plain["bytes_up"]
     assert "masked.Local" in (tmp_path / "masked" / "ledger.csv").read_text()
