@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.features import Moments
+from fedgist.learning.class_statistics import HeadLoss
 from fedgist.learning.ridge import symmetric
 
 
@@ -44,7 +45,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class FeaturesAndOne:
-    """What enters the last layer of a model, and a 1 for its bias."""
+    """What enters the last layer of a model, and a 1 for its bias; in float64, as means are taken off the products."""
 
     model: fg.Model
 
@@ -56,8 +57,7 @@ class FeaturesAndOne:
         return {}
 
     def __call__(self, w: fg.Params, x: Tensor) -> Tensor:
-        features = self.model(w, x).features
-        return F.pad(features, (0, 1), value=1.0)
+        return F.pad(self.model(w, x).features.double(), (0, 1), value=1.0)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,8 @@ class UnderHeldHead:
     model: fg.Model
 
     def __call__(self, output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params) -> Tensor:
-        logits = self.model.head({name: value.detach() for name, value in w.items()}, output.features)
-        losses = F.cross_entropy(logits, y, reduction="none")
-        return (losses * mask).sum() / mask.sum()
+        held = {name: value.detach() for name, value in w.items()}
+        return HeadLoss(self.model)(held, output.features, y, mask)
 
 
 class FedHead(fg.GlobalModel[Config]):
