@@ -10,6 +10,7 @@ Relatives: Fed3R's fine-tuning (Fanì et al. 2024) holds a ridge head that was m
 (Oh et al. 2022) holds a random one, SphereFed (Dong et al. 2022) an orthogonal one, which is replaced at the end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,13 +98,14 @@ class FedHead(fg.GlobalModel[Config]):
         return {**super().server_init(rng), "held": False}
 
     async def round(self, state: fg.State, fed: fg.Federation) -> fg.State:
-        w = state["w"] if state["held"] else await self.with_head(state["w"], fed)
-        total = (await fed.ask(fed.sample(self.config.active), fg.Global(w), fg.Local)).sum
-        return {"w": await self.with_head(fg.average(total, otherwise=w), fed), "held": True}
+        asked = fed.sample(self.config.active)  # for all of a round, as a secure sum wants it
+        w = state["w"] if state["held"] else await self.with_head(state["w"], asked, fed)
+        total = (await fed.ask(asked, fg.Global(w), fg.Local)).sum
+        return {"w": await self.with_head(fg.average(total, otherwise=w), asked, fed), "held": True}
 
-    async def with_head(self, w: fg.Params, fed: fg.Federation) -> fg.Params:
-        """The same body with the head of all clients' data."""
-        total = (await fed.ask(fed.ids, Describe(w), Sums)).sum
+    async def with_head(self, w: fg.Params, asked: Sequence[str], fed: fg.Federation) -> fg.Params:
+        """The same body with the head of these clients' data."""
+        total = (await fed.ask(asked, Describe(w), Sums)).sum
         weight, bias = self.head(symmetric(total.products.double()), total.targets.double())
         last = self.model.classifier
         head = {f"{last}.weight": weight.T, f"{last}.bias": bias}
