@@ -75,6 +75,23 @@ def test_a_preset_runs_and_the_paper_stands_beside_ours():
     assert shown["cells"]["avg, a=0.1"]["within"] is True
 
 
+def test_what_two_machines_made_is_put_together():
+    """The second made one seed more and one cell not at all; adding again, or the other way round, changes nothing."""
+    here, there = (
+        ("--jobs", "1", "--device", "cpu", "--seeds", "1"),
+        ("--jobs", "1", "--device", "cpu", "--out", "there"),
+    )
+    call("toy/table", *here)
+    call("toy/table", *there, "--only", "avg, a=1")
+    said = call("toy/table", "--add", "there/results", "--json")
+    cells = {name: cell["seeds"] for name, cell in json.loads(said.stdout)["cells"].items()}
+    assert cells == {"avg, a=0.1": ["0"], "avg, a=1": ["0", "1"], "alone, a=0.1": ["0"], "alone, a=1": ["0"]}
+    both = Path("runs/reproduce/results/toy-table.json").read_text()
+    call("toy/table", "--add", "there/results")
+    assert Path("runs/reproduce/results/toy-table.json").read_text() == both
+    assert "--add wants a folder with results of toy/table" in call("toy/table", "--add", "nowhere", code=2).stderr
+
+
 def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
     runs = {cell.run: 50.0 for cell in presets.available()["toy/table"].cells}
     (tmp_path / "table.json").write_text(json.dumps({"machine": "M", "calibration": 2.0, "seconds": runs}))

@@ -37,6 +37,10 @@ def reproduce(
         bool, typer.Option("--data", help="Show which data sets the presets need, and which lack.")
     ] = False,
     page: Annotated[Path | None, flag("page", "Write the state of all presets as a Markdown page.", "FILE")] = None,
+    add: Annotated[
+        list[Path] | None,
+        flag("add", "Add the results in this folder to those in --results, and run nothing; repeatable.", "DIR"),
+    ] = None,
     only: Annotated[str, flag("only", "Only cells with these words in their names.", "WORDS")] = "",
     scale: Annotated[
         str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.", "NAME")
@@ -79,7 +83,9 @@ def reproduce(
             return
         whole = reproduction.find(preset, scale)
         chosen = reproduction.choose(whole, only)
-        if list_ or show:
+        for other in add or ():
+            reproduction.add(whole, other, keep)
+        if list_ or show or add:
             _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
             return
         note(_reduced(chosen), as_json or quiet)

@@ -323,6 +323,17 @@ def save(preset: Preset, results: Results, folder: Path) -> Path:
     return path_of(preset, folder)
 
 
+def add(preset: Preset, theirs: Path, folder: Path) -> None:
+    """Adds what was found elsewhere: the cells of which the other folder has a seed that this one lacks."""
+    if not path_of(preset, theirs).is_file():
+        raise FedgistError(
+            f"{path_of(preset, theirs)} is not there: --add wants a folder with results of {preset.name}"
+        )
+    seeds = {name: found.numbers.keys() for name, found in load(preset, [folder]).items()}
+    found = load(preset, [theirs]).items()
+    save(preset, {name: cell for name, cell in found if cell.numbers.keys() - seeds.get(name, set())}, folder)
+
+
 def about(command: str) -> dict[str, Any]:
     """What a published number must name, beside its seeds and its machine."""
     return {"command": command, "version": fedgist.__version__, "commit": _commit()}

@@ -33,6 +33,7 @@ largest mean where there are several columns. *bytes*: up and down, of all clien
     fedgist reproduce --list                             # all presets, with estimates for this machine
     fedgist reproduce repshare/table1 --only MNIST       # runs what is missing, shows the paper's numbers beside ours
     fedgist reproduce repshare/table1 --show             # shows what is known, runs nothing
+    fedgist reproduce repshare/table1 --add DIR          # adds results in DIR (of another machine), runs nothing
     fedgist reproduce --data                             # which data sets lack, for which presets (docs/data.md)
     fedgist reproduce feddm/table1 --scale small         # a version for a laptop; says what it reduces
 
