@@ -17,7 +17,7 @@ from fedgist.experiments import artifacts, report, runner
 from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
-from fedgist.experiments.report import figures, runs
+from fedgist.experiments.report import figures, page, runs
 from fedgist.words import size
 
 SMALL = {"rounds": 3, "clients": 4, "steps": 1, "model": "mlp:hidden=8", "device": "cpu"}
@@ -174,6 +174,11 @@ def test_the_partition_is_drawn_once_for_each_split(comparison, tmp_path):
     counts = run.partition["clients"]
     assert sum(dots["marker"]["size"]) == sum(map(sum, counts.values()))
     assert len(dots["x"]) == sum(n > 0 for row in counts.values() for n in row)
+
+
+def test_a_title_of_many_runs_takes_one_line():
+    assert page._some(list("abcd")) == "a, b, c and d"
+    assert page._some(list("abcdefg")) == "a, b, c and 4 more"
 
 
 def test_discrepancies_are_named(tmp_path):

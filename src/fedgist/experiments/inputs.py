@@ -73,6 +73,7 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     parts = [rest.cpu().numpy()[part] for part in cut]
     shares = [train.take(part) for part in parts]
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
+    _check_categories(config, train.columns)
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
     made = _inputs(config, task, clients, (test.x, test.y), parts)
@@ -145,6 +146,7 @@ def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model
     """
     both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    _check_categories(config, train.columns)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
     task = _task(config, train, dict(code), proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
@@ -162,6 +164,20 @@ def with_architectures(config: RunConfig, known: Inputs) -> Inputs:
 def _dealt(architectures: Sequence[str], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What each announces: its architecture, which are dealt out in turn."""
     return {id: {"model": architectures[i % len(architectures)]} for i, id in enumerate(ids)}
+
+
+def _check_categories(config: RunConfig, columns: Sequence[str]) -> None:
+    """Categories that `tabular` is told of are the last ones of the table, whose columns are called NAME=VALUE."""
+    names = [column.partition("=")[0] for column in columns if "=" in column]
+    there = tuple(names.count(name) for name in dict.fromkeys(names))
+    for spec in (config.model, *config.architectures):
+        name, options = model_spec(spec)
+        told = options.get("categories", ())
+        told = told if isinstance(told, tuple) else (told,)
+        if name == "tabular" and columns and told != there[max(0, len(there) - len(told)) :]:
+            known = "x".join(map(str, there))
+            hint = f"{', '.join(dict.fromkeys(names))}: categories={known}" if there else "none: leave categories out"
+            raise FedgistError(f"{spec}: the categories of {config.dataset} are {hint}")
 
 
 def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers) -> dict[str, Model]:
