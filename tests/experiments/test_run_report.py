@@ -17,7 +17,8 @@ from fedgist.experiments import artifacts, report, runner
 from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
-from fedgist.experiments.report import figures, page, runs
+from fedgist.experiments.report import figures, runs
+from fedgist.experiments.report.page import one_line
 from fedgist.words import size
 
 SMALL = {"rounds": 3, "clients": 4, "steps": 1, "model": "mlp:hidden=8", "device": "cpu"}
@@ -177,8 +178,8 @@ def test_the_partition_is_drawn_once_for_each_split(comparison, tmp_path):
 
 
 def test_a_title_of_many_runs_takes_one_line():
-    assert page._some(list("abcd")) == "a, b, c and d"
-    assert page._some(list("abcdefg")) == "a, b, c and 4 more"
+    assert one_line(list("abcd")) == "a, b, c and d"
+    assert one_line(list("abcdefg")) == "a, b, c and 4 more"
 
 
 def test_discrepancies_are_named(tmp_path):
