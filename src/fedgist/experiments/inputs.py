@@ -139,7 +139,7 @@ def from_code(config: RunConfig, code: str) -> ModuleModel:
     return own_code.load(code, train.shape, train.classes)
 
 
-def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model] = NONE) -> Inputs:
+def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model] | None = None) -> Inputs:
     """The server's part of a federation whose sites hold the data: what is learned, who takes part, the test set.
 
     `code` are models of the operator's own, by the names under which they are announced.
@@ -148,7 +148,7 @@ def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     _check_categories(config, train.columns)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
-    task = _task(config, train, dict(code), proxy)
+    task = _task(config, train, dict(code or {}), proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
     known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
     return with_architectures(config, replace(known, unstated=train.unstated))
