@@ -108,6 +108,30 @@ def test_the_same_samples_in_other_files(test_file: str) -> None:
     assert "values from 0 to 16; --peak names the value of full" in fedgist_says("predict", "run", "x.csv", code=2)[1]
     np.savetxt("short.csv", pixels[:, 0], "%d", ",")
     assert "a row has 8 values, but the model takes 64" in fedgist_says("predict", "run", "short.csv", code=2)[1]
+    Path("words.csv").write_text("a,b\n1,high\n")
+    assert (
+        "row 2 holds 'high', which is no number; the model takes 64 numbers a row"
+        in (fedgist_says("predict", "run", "words.csv", code=2)[1])
+    )
+    assert "clients keep no models" in fedgist_says("export", "run", "--client", "3", "--out", "x.pt", code=2)[1]
+
+
+def test_categories_are_those_of_the_table() -> None:
+    """Blocks of other widths would embed a part of one category with a part of the next."""
+    folder = Path("data/wards")
+    folder.mkdir(parents=True)
+    (folder / "columns.toml").write_text(
+        'target = "sick"\nclasses = ["no", "yes"]\n[numeric]\nage = {}\n'
+        '[categorical]\nsex = ["f", "m"]\nward = ["a", "b", "c"]\n'
+    )
+    for split in ("train", "test"):
+        rows = "".join(f"{20 + i},{'fm'[i % 2]},{'abc'[i % 3]},{('no', 'yes')[i % 2]}\n" for i in range(12))
+        (folder / f"{split}.csv").write_text("age,sex,ward,sick\n" + rows)
+    run = ("run", "fedavg", "--dataset", "wards", "--data-dir", "data", "--clients", "2", "--rounds", "1", "--quiet")
+    said = fedgist_says(*run, "--model", "tabular:categories=3x2", code=2)[1]
+    assert "the categories of wards are sex, ward: categories=2x3" in said
+    for fitting in ("tabular", "tabular:categories=3", "tabular:categories=2x3"):
+        fedgist_says(*run, "--model", fitting)
 
 
 def test_what_onnx_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

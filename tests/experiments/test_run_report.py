@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -10,7 +9,6 @@ import statistics
 import sys
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +17,8 @@ from fedgist.experiments import artifacts, report, runner
 from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
-from fedgist.experiments.report import efficiency, embedding, figures, pictures, runs, tables
+from fedgist.experiments.report import figures, runs
+from fedgist.experiments.report.page import one_line
 from fedgist.words import size
 
 SMALL = {"rounds": 3, "clients": 4, "steps": 1, "model": "mlp:hidden=8", "device": "cpu"}
@@ -132,56 +131,6 @@ def test_every_chart_is_one_that_plotly_knows(comparison, tmp_path):
         plotly.Figure(json.loads(plain))  # refuses what it does not know
 
 
-def test_curves_are_means_over_seeds_with_bands(comparison):
-    groups = groups_of(comparison)
-    (fedavg,) = [group for group in groups if group.label == "fedavg"]
-    assert len(fedavg.runs) == 2
-    pairs = list(zip(*(run.accuracies.values() for run in fedavg.runs), strict=True))
-    band, line = figures.accuracy_by_rounds([fedavg]).data
-    assert line["x"] == [1, 2, 3]
-    assert line["y"] == pytest.approx([statistics.fmean(pair) for pair in pairs])
-    upper, lower = band["y"][:3], band["y"][:2:-1]
-    assert upper == pytest.approx([statistics.fmean(pair) + statistics.stdev(pair) for pair in pairs])
-    assert lower == pytest.approx([statistics.fmean(pair) - statistics.stdev(pair) for pair in pairs])
-    assert band["legendgroup"] == line["legendgroup"]
-    by_bytes = figures.accuracy_by_bytes([fedavg]).data[1]
-    assert by_bytes["x"] == [row["bytes_up"] + row["bytes_down"] for row in fedavg.first.rows]
-
-
-def test_bands_of_a_single_seed_are_between_clients_that_have_their_own_models(comparison):
-    groups = {group.label: group for group in groups_of(comparison)}
-    band, line = figures.accuracy_by_rounds([groups["repshare"]]).data
-    rows = groups["repshare"].first.rows
-    assert band["y"][:2] == pytest.approx([row["accuracy"] + row["deviation_between_clients"] for row in rows])
-    assert line["y"] == [row["accuracy"] for row in rows]
-    assert (
-        len(figures.accuracy_by_rounds([groups["codream"]]).data) == 1
-    )  # its accuracy is that of the server's student
-    assert len(figures.accuracy_by_rounds([groups["feddm"]]).data) == 1
-
-
-def test_who_sends_nothing_is_a_line_across_the_logarithmic_scale(comparison):
-    groups = [group for group in groups_of(comparison) if group.label in ("independent", "fedavg")]
-    chart = figures.accuracy_by_bytes(groups)
-    (across,) = [trace for trace in chart.data if "sends nothing" in trace["name"]]
-    sent = [x for trace in chart.data if trace["name"] == "fedavg" for x in trace["x"]]
-    assert chart.layout["xaxis"]["type"] == "log"
-    assert across["x"] == [min(sent), max(sent)]
-    assert across["y"] == [groups[1].curve[-1][2]] * 2
-
-
-def test_rounds_in_which_nobody_was_there_have_no_place_on_the_logarithmic_scale(tmp_path):
-    """A line across would begin at 0, which has no logarithm, and not be drawn."""
-    for method, offline in (("fedavg", 0.8), ("independent", 0)):
-        away_often = {**SMALL, "method": method, "offline": offline, "clients": 2, "rounds": 8, "seed": 1}
-        runner.run(configs.resolve(away_often), tmp_path / method)
-    groups = groups_of(tmp_path)
-    assert groups[0].curve[0][1] == 0
-    across, away = sorted(figures.accuracy_by_bytes(groups).data, key=lambda trace: len(trace["x"]))
-    assert 0 < len(away["x"]) == len(away["y"]) == len(away["text"]) < 8
-    assert min(across["x"]) == min(away["x"]) > 0
-
-
 def test_rows_with_a_nan_as_runs_once_wrote_them_leave_a_gap(single):
     run = runs.read(single)
     rows = [{**row, "cosine_up": value} for row, value in zip(run.rows, (0.5, math.nan, math.inf), strict=True)]
@@ -228,6 +177,11 @@ def test_the_partition_is_drawn_once_for_each_split(comparison, tmp_path):
     assert len(dots["x"]) == sum(n > 0 for row in counts.values() for n in row)
 
 
+def test_a_title_of_many_runs_takes_one_line():
+    assert one_line(list("abcd")) == "a, b, c and d"
+    assert one_line(list("abcdefg")) == "a, b, c and 4 more"
+
+
 def test_discrepancies_are_named(tmp_path):
     config = configs.resolve({"method": "fedavg", **SMALL, "rounds": 1, "discrepancy": "rotation:degrees=30,labels"})
     runner.run(config, tmp_path / "run")
@@ -243,76 +197,6 @@ def test_galleries_and_planes_are_there(comparison, tmp_path):
     assert "<h3>repshare: class representations</h3>" in found.body
     assert [id.rpartition("-")[2] for id in found.ids if id.startswith("plane-")] == ["1", "2"]  # the rounds
     assert "further-cosine" in found.ids
-
-
-def test_a_grid_has_a_row_for_each_class(tmp_path):
-    """Three images of class 4 and one of class 7: a row of three, and a row of one with two empty places."""
-    pixels = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 1, 2, 2) * 50
-    shown = artifacts.Shown(1, "images", pixels, torch.tensor([4, 4, 7, 4]), [""] * 4)
-    (gallery,) = pictures.galleries("run", [shown])
-    (grid,) = gallery.grids
-    assert grid.rows == ["4", "7"]
-    assert (grid.width, grid.height) == (9, 6)  # 3 × 2 images of 2 × 2 pixels, and a pixel after each
-
-
-def test_soft_labels_say_how_sure_they_are():
-    soft = torch.tensor([[0.2, 0.8], [0.4, 0.6]])
-    shown = artifacts.Shown(1, "dreams", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), soft, [""] * 2)
-    (gallery,) = pictures.galleries("run", [shown])
-    assert gallery.soft
-    assert gallery.grids[0].rows == ["1 · 70 %"]
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_png_is_one(channels):
-    image = pytest.importorskip("PIL.Image")
-    import io
-
-    pixels = np.arange(5 * 7 * (channels + 1), dtype=np.uint8).reshape(5, 7, channels + 1)
-    with image.open(io.BytesIO(pictures.png(pixels))) as read:
-        assert read.mode == {1: "LA", 3: "RGBA"}[channels]
-        assert (np.asarray(read) == pixels).all()
-
-
-def test_spread_has_both_ends():
-    assert pictures.spread(range(10), 4) == [0, 3, 6, 9]
-    assert pictures.spread("ab", 4) == ["a", "b"]
-
-
-def test_planes_keep_clusters_together_and_repeat():
-    """Three clusters far apart in 20 dimensions are three clusters in the plane; the same features give the same."""
-    generator = torch.Generator().manual_seed(0)
-    centres = 20 * torch.randn(3, 20, generator=generator)
-    labels = torch.arange(3).repeat(10)
-    rounds = [
-        artifacts.Shown(
-            r, "means", (centres[labels] + torch.randn(30, 20, generator=generator)).half(), labels, ["a"] * 30
-        )
-        for r in (1, 2)
-    ]
-    planes = embedding.planes(rounds)["means"]
-    assert [plane.round for plane in planes] == [1, 2]
-    for plane in planes:
-        middle = np.stack([plane.points[labels == c].mean(0) for c in range(3)])
-        nearest = ((plane.points[:, None] - middle[None]) ** 2).sum(2).argmin(1)
-        assert nearest.tolist() == labels.tolist()
-    assert (embedding.planes(rounds)["means"][1].points == planes[1].points).all()
-
-
-def test_features_of_a_run_that_diverged_are_in_one_place():
-    shown = artifacts.Shown(1, "means", torch.full((9, 4), float("nan")).half(), torch.zeros(9).long(), ["a"] * 9)
-    assert (embedding.planes([shown])["means"][0].points == 0).all()
-
-
-def test_the_efficiency_of_tofu_is_that_of_its_definition(comparison):
-    """The ledger's numbers are those of D_size: N images of 8 × 8 pixels with 10 labels and a weight each."""
-    groups = groups_of(comparison)
-    (tofu,) = [group for group in groups if group.label == "tofu"]
-    options = tofu.first.config["options"]
-    uploads = tofu.first.wire.kinds["round", "up", "tofu.Upload"]
-    assert uploads.paper == 4 * uploads.messages * options["images"] * (64 + 10 + 1)
-    cost = next(cost for cost in efficiency.costs(groups) if cost.label == "tofu")
-    assert tables.encryption([cost], None).rows[0][3].text == "–"
 
 
 def test_labels_say_what_differs(tmp_path):
@@ -337,35 +221,6 @@ def test_peers_have_no_server(tmp_path):
     runner.run(config, tmp_path / "run")
     (row,) = made([RunFolder(tmp_path / "run")], tmp_path).table("the server sees")
     assert row["the server sees"] == "no server; neighbours see observations, observed"
-
-
-def swept(**options):
-    """A group for each combination of options, with accuracy 0.1 · lr + 0.01 · mu."""
-    found = []
-    for values in itertools.product(*options.values()):
-        given = dict(zip(options, values, strict=True))
-        accuracy = 0.1 * given["lr"] + 0.01 * given.get("mu", 0)
-        row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1}
-        config = {"method": "fedprox", "seed": 0, "options": given}
-        run = runs.Run(RunFolder("."), config, "", [row], None, {}, {}, {}, runs.Wire())
-        found.append(runs.Group(str(values), [run]))
-    return found
-
-
-def test_runs_that_differ_in_two_options_are_a_grid():
-    (chart,) = figures.sweep(swept(lr=[2, 1, 3], mu=[10, 0]))
-    (trace,) = chart.data
-    assert (trace["x"], trace["y"]) == (["1", "2", "3"], ["0", "10"])
-    assert trace["z"] == [pytest.approx([0.1, 0.2, 0.3]), pytest.approx([0.2, 0.3, 0.4])]
-
-
-def test_runs_that_differ_in_one_number_are_a_line_over_it():
-    (chart,) = figures.sweep(swept(lr=[2, 0.05, 3]))
-    (trace,) = chart.data
-    assert trace["x"] == [0.05, 2, 3]
-    assert trace["y"] == pytest.approx([0.005, 0.2, 0.3])
-    assert chart.layout["xaxis"]["type"] == "log"
-    assert figures.sweep(swept(lr=[1, 2])) == []
 
 
 def unfinished(whole, path):

@@ -154,7 +154,7 @@ def test_a_ring_of_five_is_the_run_in_one_process(method: str, deployed: Deploym
 
 def test_the_relay_and_its_logs_show_only_sealed_bytes(deployed: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the coordinator sends and gets through NVFlare's server, as it is after TLS."""
-    from fedgist.federation import kits, server
+    from fedgist.federation import kits, runs, server
     from fedgist.federation.protocol.remote_engine import Patience
 
     traffic: list[bytes] = []
@@ -174,7 +174,8 @@ def test_the_relay_and_its_logs_show_only_sealed_bytes(deployed: Deployment, mon
 
     from fedgist.experiments.progress import Silent
 
-    server.run(kits.load(deployed.fed), config, out, False, Patience(timeout=60), 200.0, Silent())
+    fed = kits.load(deployed.fed)
+    server.run(fed, runs.settle(fed.sites, config, out, False), False, Patience(timeout=60), 200.0, Silent())
     saved = deployed.checkpoint("watched")
     secrets = []
     for site, version in saved["versions"].items():

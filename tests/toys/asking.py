@@ -104,10 +104,18 @@ START = Start("run-1", "asking", 0, "none", {}, {})
 CODEC = Codec({"size": 4})
 
 
-def host(folder: Path, id: str = "a", act: str = "", rules: Policy | None = None, **more: Any) -> SiteHost:
+def host(
+    folder: Path, id: str = "a", act: str = "", rules: Policy | None = None, model: str = "", **more: Any
+) -> SiteHost:
     rules = rules or Policy(methods=("asking",), min_samples_per_class=1)
     return SiteHost(
-        id, folder / id, lambda start: (Asking(Config(act), TASK), DATA), executor("sequential"), rules, **more
+        id,
+        folder / id,
+        lambda start: (Asking(Config(act), TASK), DATA),
+        executor("sequential"),
+        rules,
+        lambda shape, classes: model,
+        **more,
     )
 
 

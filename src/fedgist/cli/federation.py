@@ -32,8 +32,9 @@ from fedgist.options import Role
 
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
-    from fedgist.federation import runs as runs_across
+    from fedgist.federation.kits import FederationFolder
     from fedgist.federation.protocol.remote_engine import Patience
+    from fedgist.federation.runs import Settled
 
 app = typer.Typer()
 federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
@@ -112,10 +113,11 @@ def run(
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
         chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
+        known, settled = settle(federation, chosen, out, resume)
         if detach:
-            _detach(federation, chosen, out, resume)
+            _detach(known, settled)
         else:
-            run_across(federation, chosen, resolver(chosen, out, resume), out, resume, as_json, quiet, fairness)
+            run_across(known, settled, chosen, resume, as_json, quiet, fairness)
 
 
 @federation_app.command(cls=WithSet)
@@ -156,13 +158,13 @@ def sim(
         names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
-            settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume)
+            settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume, chosen.code)
         federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
-        with simulations.running(federation, settled, dataset, _note):
+        with simulations.running(federation, settled, dataset, _note, chosen.code):
             if settled is not None:
-                run_across(directory, chosen, settled, out, resume, as_json, quiet, fairness)
+                run_across(federation, settled, chosen, resume, as_json, quiet, fairness)
             else:
                 _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
                 signal.pause()
@@ -215,6 +217,14 @@ class Choices:
     wait: float = 60.0
     max_norm: float = 100.0
 
+    @property
+    def code(self) -> str:
+        """The run's model, if that is code: it was named here, by whoever runs it."""
+        from fedgist.models import own_code
+
+        model = str(self.flags.get("model", ""))
+        return model if own_code.is_code(model) else ""
+
 
 def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[str, Any]], "RunConfig"]:
     """What makes the configuration, given what only the federation knows."""
@@ -227,16 +237,27 @@ def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[
 
     def resolve(known: dict[str, Any]) -> "RunConfig":
         given = configs.assignments(chosen.set)
-        return configs.resolve(*layers, given, chosen.flags, known, profile=chosen.profile)
+        flags = {name: value for name, value in chosen.flags.items() if name != "model" or not chosen.code}
+        return configs.resolve(*layers, given, flags, known, profile=chosen.profile)
 
     return resolve
 
 
+def settle(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> tuple["FederationFolder", "Settled"]:
+    """The federation in a folder, and a run across it; says what the user got wrong."""
+    from fedgist.federation import kits
+    from fedgist.federation import runs as runs_across
+
+    federation = kits.load(directory)
+    _patience(chosen, len(federation.sites))
+    resolve = resolver(chosen, out, resume)
+    return federation, runs_across.settle(federation.sites, resolve, out, resume, chosen.code)
+
+
 def run_across(
-    directory: Path,
+    federation: "FederationFolder",
+    settled: "Settled",
     chosen: Choices,
-    config: "runs_across.Config",
-    out: Path | None,
     resume: bool,
     as_json: bool,
     quiet: bool,
@@ -247,23 +268,17 @@ def run_across(
     from fedgist.experiments.folder import RunFolder, run_name
     from fedgist.experiments.progress import choose
     from fedgist.experiments.runner import prepare
-    from fedgist.federation import kits
-    from fedgist.federation import runs as runs_across
     from fedgist.federation import server as servers
 
-    federation = kits.load(directory)
-    patience = _patience(chosen, len(federation.sites))
     shown, alone = choose(as_json or quiet), None
+    patience, wait = _patience(chosen, len(federation.sites)), chosen.wait
     if fairness:
-        if not isinstance(config, runs_across.Settled):
-            config = runs_across.settle(federation.sites, config, out, resume)
-        if config.config.epsilon is not None:
+        if settled.config.epsilon is not None:
             raise FedgistError("--fairness needs scores of the sites' test samples, which do not leave in private runs")
-        single = by_themselves(config.config)
-        alone = RunFolder(config.folder.path.parent / run_name(prepare(single)))
-        settled = runs_across.settle(federation.sites, lambda known: single, alone.path, resume=True)
-        servers.run(federation, settled, alone.path, True, patience, chosen.wait, shown)
-    result = servers.run(federation, config, out, resume, patience, chosen.wait, shown, alone)
+        single = by_themselves(settled.config)
+        alone = RunFolder(settled.folder.path.parent / run_name(prepare(single)))
+        servers.run(federation, replace(settled, config=single, folder=alone), True, patience, wait, shown)
+    result = servers.run(federation, settled, resume, patience, wait, shown, alone)
     assert result.folder is not None
     show_run([result], result.folder, as_json, quiet)
 
@@ -277,18 +292,15 @@ def _patience(chosen: Choices, sites: int) -> "Patience":
     return Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
 
 
-def _detach(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> None:
+def _detach(federation: "FederationFolder", settled: "Settled") -> None:
     """The same command in a process of its own, once what the user may have got wrong has been looked at."""
-    from fedgist.federation import kits, records
-    from fedgist.federation import runs as runs_across
+    from fedgist.federation import records
 
-    federation = kits.load(directory)
-    _patience(chosen, len(federation.sites))
-    folder = runs_across.settle(federation.sites, resolver(chosen, out, resume), out, resume).folder.path
     again = [word for word in sys.argv[1:] if word != "--detach"]
-    started = records.detached(federation.path, folder, [sys.executable, "-m", "fedgist", *again])
+    started = records.detached(federation.path, settled.folder.path, [sys.executable, "-m", "fedgist", *again])
     _say(f"run {started.name} goes on by itself, as process {started.process}; its log: {started.log(federation.path)}")
-    _say(f"`fedgist federation attach {directory} {started.name}` shows it; kill {started.process} stops it in order")
+    shows = f"`fedgist federation attach {federation.path} {started.name}` shows it"
+    _say(f"{shows}; kill {started.process} stops it in order")
 
 
 def _note(line: str) -> None:

@@ -57,8 +57,8 @@ def finish(
         )
         if across is not None:
             chosen = federation.Choices({}, None, None, [], timeout=600.0)
-            made = federation.resolver(chosen, folder, resume=True)
-            federation.run_across(across, chosen, made, folder, True, as_json, quiet)
+            known, settled = federation.settle(across, chosen, folder, resume=True)
+            federation.run_across(known, settled, chosen, True, as_json, quiet)
             return
         result = runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
         runs.show_run([result], folder, as_json, quiet)

@@ -96,7 +96,12 @@ def _read_csv(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples
     try:
         table = np.array(rows, np.float64)
     except ValueError:
-        raise FedgistError(f"{path}: all rows must hold equally many numbers") from None
+        number, cell = next(
+            ((i, cell) for i, row in enumerate(rows, 1 + bool(heading)) for cell in row if not _is_number(cell)),
+            (0, ""),
+        )
+        what = f"row {number} holds {cell[:40]!r}, which is no number" if number else "not all rows are equally long"
+        raise FedgistError(f"{path}: {what}; the model takes {math.prod(shape)} numbers a row") from None
     column = next((i for i, name in enumerate(heading or []) if name.strip().lower() in LABELS), None)
     labels = None if column is None else table[:, column]
     values = table if column is None else np.delete(table, column, 1)
@@ -139,7 +144,7 @@ def _from_bytes(where: str, pixels: np.ndarray, shape: tuple[int, ...], peak: fl
     """Pictures as in a data set's files: NHW or NHWC; grey ones serve a model of colours, too."""
     pixels = checked(where, pixels, np.zeros(len(pixels), np.int64), int(peak)).pixels
     planes = (pixels if pixels.ndim == 4 else pixels[..., None]).transpose(0, 3, 1, 2)
-    if planes.shape[1] == 1 < shape[0]:
+    if len(shape) == 3 and planes.shape[1] == 1 < shape[0]:
         planes = planes.repeat(shape[0], 1)
     return _scaled(where, planes, shape, peak)
 

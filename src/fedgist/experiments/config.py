@@ -415,6 +415,11 @@ def is_own(spec: str) -> bool:
 def model_spec(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the options in a text such as `mlp:hidden=200x100:norm=batch`."""
     name, *pairs = text.split(":")
+    if len(pairs) == 1 and pairs[0].isidentifier():
+        raise FedgistError(
+            f"a model's options are written name:key=value, not {text!r}; code, package:factory, is for `site start` "
+            "and `federation run`; on one machine give the module to fedgist.run in Python"
+        )
     for pair in pairs:
         if "=" not in pair:
             raise FedgistError(f"a model's options are written name:key=value:key=value, not {text!r}")

@@ -18,15 +18,12 @@ from fedgist.data import datasets, discrepancies, partitions
 from fedgist.data.client_data import ClientData
 from fedgist.experiments import own_data
 from fedgist.experiments.config import RunConfig, model_spec, proxy_spec
-from fedgist.models import Model
-from fedgist.models.own_code import ELSEWHERE, Elsewhere
+from fedgist.models import Model, ModuleModel, own_code
 
 Makers = Mapping[str, Callable[[tuple[int, ...], int], Model]]
 """A caller's own models by name: how each is made from the shape of an input and the number of classes."""
 
 NONE: Makers = MappingProxyType({})
-MOST_FEATURES = 1 << 20
-"""Of a model that is code at a site."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +73,7 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     parts = [rest.cpu().numpy()[part] for part in cut]
     shares = [train.take(part) for part in parts]
     clients = [ClientData(share.x, share.y, train.classes) for share in shares]
+    _check_categories(config, train.columns)
     named = _models(config, train.shape, train.classes, own_models)
     task = _task(config, train, named, proxy)
     made = _inputs(config, task, clients, (test.x, test.y), parts)
@@ -135,26 +133,51 @@ def from_memory(
     return replace(made, unstated=tuple(range(shape[0])) if config.normalise == "sums" else ())
 
 
-def from_sites(config: RunConfig, sites: Sequence[str]) -> Inputs:
-    """The server's part of a federation whose sites hold the data: what is learned, who takes part, the test set."""
+def from_code(config: RunConfig, code: str) -> ModuleModel:
+    """A module of the operator's own, made for the data set of a run."""
+    train, _ = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
+    return own_code.load(code, train.shape, train.classes)
+
+
+def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model] | None = None) -> Inputs:
+    """The server's part of a federation whose sites hold the data: what is learned, who takes part, the test set.
+
+    `code` are models of the operator's own, by the names under which they are announced.
+    """
     both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    _check_categories(config, train.columns)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
-    task = _task(config, train, {}, proxy)
+    task = _task(config, train, dict(code or {}), proxy)
     announced: dict[str, dict[str, Any]] = {name: {} for name in sorted(sites)}
     known = Inputs(task, {}, announced, (test.x, test.y), {}, sha256="", names=train.names, columns=train.columns)
     return with_architectures(config, replace(known, unstated=train.unstated))
 
 
 def with_architectures(config: RunConfig, known: Inputs) -> Inputs:
-    """A federation's part, with the architectures that the configuration now has for its sites."""
-    task = replace(known.task, models=_models(config, known.task.shape, known.task.classes, NONE))
+    """A federation's part, with the architectures that the configuration now has for its sites; what is built stays."""
+    built: Makers = {spec: lambda *form, model=model: model for spec, model in known.task.models.items()}
+    task = replace(known.task, models=_models(config, known.task.shape, known.task.classes, built))
     return replace(known, task=task, info=_dealt(config.architectures or (config.model,), known.info))
 
 
 def _dealt(architectures: Sequence[str], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What each announces: its architecture, which are dealt out in turn."""
     return {id: {"model": architectures[i % len(architectures)]} for i, id in enumerate(ids)}
+
+
+def _check_categories(config: RunConfig, columns: Sequence[str]) -> None:
+    """Categories that `tabular` is told of are the last ones of the table, whose columns are called NAME=VALUE."""
+    names = [column.partition("=")[0] for column in columns if "=" in column]
+    there = tuple(names.count(name) for name in dict.fromkeys(names))
+    for spec in (config.model, *config.architectures):
+        name, options = model_spec(spec)
+        told = options.get("categories", ())
+        told = told if isinstance(told, tuple) else (told,)
+        if name == "tabular" and columns and told != there[max(0, len(there) - len(told)) :]:
+            known = "x".join(map(str, there))
+            hint = f"{', '.join(dict.fromkeys(names))}: categories={known}" if there else "none: leave categories out"
+            raise FedgistError(f"{spec}: the categories of {config.dataset} are {hint}")
 
 
 def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers) -> dict[str, Model]:
@@ -171,12 +194,9 @@ def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers
 def build_model(spec: str, shape: tuple[int, ...], classes: int) -> Model:
     """The model that a text describes; of one that is a site's own code, what others know of it."""
     name, options = model_spec(spec)
-    if name != ELSEWHERE:
-        return models.build(name, shape, classes, **options)
-    features = options.get("features")
-    if options.keys() != {"features"} or not isinstance(features, int) or not 0 < features <= MOST_FEATURES:
-        raise FedgistError(f"a site's own model is announced as {ELSEWHERE}:features=64, not as {spec}")
-    return Elsewhere(shape, classes, features)
+    if name == own_code.ELSEWHERE:
+        return own_code.from_afar(spec, shape, classes)
+    return models.build(name, shape, classes, **options)
 
 
 def _inputs(

@@ -62,7 +62,10 @@ def check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
     before = configs.resolve(configs.load(folder.config))
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)
-        raise FedgistError(f"{folder.path} was begun with another configuration: {changes}; --out names another folder")
+        raise FedgistError(
+            f"{folder.path} was begun with another configuration: {changes}; give only --resume and --out to go on "
+            "with that one, or another folder with --out"
+        )
     grown = before.rounds < config.rounds
     if grown or not folder.finished:
         folder.check_method(source(methods.find(config.method)))

@@ -176,6 +176,8 @@ def stems(path: Path) -> dict[str, Path]:
 def choose(found: Mapping[str, Any], client: str | None, where: object) -> Any:
     """The one that is asked for: a client's, or the server's, or the only one that there is."""
     if client is not None:
+        if [*found] == [SERVER]:
+            raise FedgistError(f"in {where} clients keep no models: there is the server's alone, so leave out --client")
         if client not in found:
             raise unknown(f"client with a model in {where}", client, [name for name in found if name != SERVER])
         return found[client]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist import engines, methods
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, MixedModels
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.data import topologies
@@ -37,6 +37,7 @@ from fedgist.federation.protocol.remote_engine import (
     ask_introductions,
 )
 from fedgist.federation.protocol.roster import Roster
+from fedgist.models import Model, own_code
 from fedgist.options import Role, having, options, toml_value
 from fedgist.words import plain, short
 
@@ -151,13 +152,26 @@ def _layer(config: RunConfig, membership: "Membership | None") -> Layer | None:
 
 
 def settle(
-    sites: Sequence[str], config: Callable[[dict[str, Any]], RunConfig], out: Path | None, resume: bool
+    sites: Sequence[str],
+    config: Callable[[dict[str, Any]], RunConfig],
+    out: Path | None,
+    resume: bool,
+    code: str = "",
 ) -> Settled:
-    """What is known before anybody is asked, so that what the user got wrong shows first."""
-    asked = config({"clients": len(sites), "partition": OWN})
+    """What is known before anybody is asked, so that what the user got wrong shows first.
+
+    `code` is the run's model where that is a `package:factory` which the operator of the server has named.
+    """
+    known = {"clients": len(sites), "partition": OWN}
+    asked = config(known)
     if helper := security.helper(asked, sites):
         sites = [site for site in sites if site != helper]
-        asked = config({"clients": len(sites), "partition": OWN})
+        asked = config(known := {**known, "clients": len(sites)})
+    named: dict[str, Model] = {}
+    if code:
+        model = sources.from_code(asked, code)
+        name = own_code.announced(model)
+        named, asked = {name: model}, config({**known, "model": name})
     here = runner.prepare(asked)
     check(here)
     if here.topology is not None:
@@ -172,7 +186,7 @@ def settle(
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
     folder.check_free(resume)
-    return Settled(asked, sources.from_sites(here, sites), folder, sites, helper)
+    return Settled(asked, sources.from_sites(here, sites, named), folder, sites, helper)
 
 
 def check(config: RunConfig) -> None:
@@ -249,6 +263,10 @@ def _misfit(known: Settled, model: str) -> str | None:
         if task.models[model].size > LARGEST_MODEL:
             raise FedgistError(f"{model} has {short(task.models[model].size)} weights, more than a run bears")
         methods.find(known.config.method)(known.config.options, task)
+    except MixedModels as error:
+        own = model.startswith(own_code.ELSEWHERE)
+        hint = "; if all sites run one module of their own, name it here, too: --model package:factory" if own else ""
+        return plain(f"{error}{hint}")
     except FedgistError as error:
         return plain(str(error))
     return None

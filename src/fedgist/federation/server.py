@@ -82,8 +82,7 @@ def _check_port(federation: FederationFolder) -> None:
 
 def run(
     federation: FederationFolder,
-    config: runs.Config,
-    out: Path | None,
+    known: runs.Settled,
     resume: bool,
     patience: Patience,
     wait: float,
@@ -91,12 +90,11 @@ def run(
     alone: RunFolder | None = None,
 ) -> runner.Result:
     """One run across the sites of a federation, from its beginning or from its last checkpoint."""
-    known = config if isinstance(config, runs.Settled) else runs.settle(federation.sites, config, out, resume)
     recorder = records.Recorder(federation.path, known.folder.path)
     members = Members(federation, wait)
     try:
         listeners = Several(progress, recorder)
-        result = runs.run(federation.sites, members.connected, known, out, resume, patience, listeners, members, alone)
+        result = runs.run(known.sites, members.connected, known, None, resume, patience, listeners, members, alone)
     except BaseException as error:
         recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
         raise

@@ -69,8 +69,13 @@ def allow(federation: FederationFolder, settled: Settled, say: processes.Say) ->
 
 
 @contextlib.contextmanager
-def running(federation: FederationFolder, settled: Settled | None, dataset: str, say: processes.Say) -> Iterator[None]:
-    """Server and sites, for as long as the context lasts; what they say is said with their names."""
+def running(
+    federation: FederationFolder, settled: Settled | None, dataset: str, say: processes.Say, code: str = ""
+) -> Iterator[None]:
+    """Server and sites, for as long as the context lasts; what they say is said with their names.
+
+    `code` is the model of all sites, where that is code: this user named it.
+    """
     processes.end_in_order()
     up = threading.Event()
     commands = {"server": ["federation", "start", str(federation.path)]}
@@ -81,7 +86,7 @@ def running(federation: FederationFolder, settled: Settled | None, dataset: str,
             "site",
             "start",
             str(federation.kit(site)),
-            *(["--helper"] if helps else ["--data", str(data)]),
+            *(["--helper"] if helps else ["--data", str(data), *["--model", code] * bool(code)]),
         ]
     with contextlib.ExitStack() as stack:
         for name, arguments in commands.items():

@@ -97,7 +97,7 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
         engines.executor(settings.engine, settings.device)
         train, test = site_setup.read_images(Path(settings.data))
         has = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
-        site_setup.public_model(settings.model, train)
+        site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
     with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,12 @@ def make_host(
             return Comparison(config, task, None, lambda run: site_models.kept(host, run), note), data
         return kind(config, task), data
 
+    @lru_cache(4)
+    def announced(shape: tuple[int, ...], classes: int) -> str:
+        return announcement(settings, shape, classes)
+
     executor = engines.executor(settings.engine, settings.device)
-    model = settings.model
-    if own_code.is_code(model):
-        model = public_model(model, read_images(Path(settings.data))[0])
-    host = SiteHost(site, folder, prepare, executor, rules, model, enrol, layer, desk)
+    host = SiteHost(site, folder, prepare, executor, rules, announced, enrol, layer, desk)
     return host
 
 
@@ -98,6 +100,10 @@ def task_of(start: Start, rules: Policy, own: str = "") -> Task:
         if own_code.is_code(own):
             mine = own_code.load(own, shape, classes)
             named[own_code.announced(mine)] = mine
+        if isinstance(named.get(start.model), own_code.Elsewhere):
+            raise Refused(
+                "the run's model is code that is not here: start the site with --model package:factory, as the others"
+            )
         for spec, model in named.items():
             if model.size > rules.max_model:
                 raise Refused(f"its policy allows models of {short(rules.max_model)} weights, and {spec} has more")
@@ -117,14 +123,22 @@ def task_of(start: Start, rules: Policy, own: str = "") -> Task:
         raise Refused(f"the run describes a task that cannot be: {error}") from error
 
 
-def public_model(spec: str, images: Images) -> str:
-    """What a site announces as its model, which must fit samples of this form; of code, nothing but its features."""
+def check_model(spec: str, images: Images) -> None:
+    """Says what is wrong with a site's model, which must fit its samples."""
     form = tuple(images.planes.shape[1:]), int(images.labels.max()) + 1
     if own_code.is_code(spec):
-        return own_code.announced(own_code.load(spec, *form))
-    if spec:
+        own_code.load(spec, *form)
+    elif spec:
         build_model(spec, *form)
-    return spec
+
+
+def announcement(settings: Settings, shape: tuple[int, ...], classes: int) -> str:
+    """What a site announces as its model for a run about inputs of this form; code is only run on that of its own."""
+    if not own_code.is_code(settings.model):
+        return settings.model
+    images = read_images(Path(settings.data))[0]
+    _check_form(images, shape, classes)
+    return own_code.announced(own_code.load(settings.model, shape, classes))
 
 
 def client_data(folder: Path, task: Task) -> ClientData:
@@ -134,16 +148,21 @@ def client_data(folder: Path, task: Task) -> ClientData:
 
 
 def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
+    _check_form(images, task.shape, task.classes)
     x = torch.tensor(images.planes.astype(np.float32)) / images.peak
-    if tuple(x.shape[1:]) != task.shape:
-        ours, theirs = ("×".join(map(str, shape)) for shape in (x.shape[1:], task.shape))
-        raise Refused(f"its samples have the form {ours}, and the run is about {theirs}")
-    if int(images.labels.max()) >= task.classes:
-        raise Refused(f"it has more classes than the {task.classes} that the run is about")
     if task.mean:
         mean, std = (torch.tensor(numbers).view(-1, *[1] * (x.dim() - 2)) for numbers in (task.mean, task.std))
         x = (x - mean) / std
     return x, torch.tensor(images.labels)
+
+
+def _check_form(images: Images, shape: tuple[int, ...], classes: int) -> None:
+    """Refuses a run about samples of another form than a site's."""
+    if tuple(images.planes.shape[1:]) != shape:
+        ours, theirs = ("×".join(map(str, form)) for form in (images.planes.shape[1:], shape))
+        raise Refused(f"its samples have the form {ours}, and the run is about {theirs}")
+    if not int(images.labels.max()) < classes <= MOST_CLASSES:
+        raise Refused(f"it has other classes than the {classes:,} that the run is about")
 
 
 def read_images(folder: Path) -> tuple[Images, Images]:

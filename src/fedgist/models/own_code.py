@@ -1,10 +1,13 @@
-"""A model that is a site's own code, `package:factory`, and what everybody else knows of it: how many features it has.
+"""A model that is code of an operator's own, `package:factory`, and what everybody else knows of it.
 
-Code is named by whoever runs it, on a command line, and by nobody else: a site announces `module:features=64`, and no
-name that comes from another machine is ever imported.
+Code is named by whoever runs it, on a command line, and by nobody else: a site announces how many features its model
+has and a fingerprint of its tensors, as `module:features=64:form=0123456789abcdef`, and no name that comes from another
+machine is ever imported. Who named code with the same fingerprint can average weights.
 """
 
+import hashlib
 import importlib
+import re
 from dataclasses import dataclass
 from typing import NoReturn, final
 
@@ -20,6 +23,8 @@ from fedgist.models.torch_module import ModuleModel, from_module
 
 ELSEWHERE = "module"
 """What a model is called where its code is not."""
+ANNOUNCED = re.compile(rf"{ELSEWHERE}:features=([1-9][0-9]{{0,6}})(?::form=[0-9a-f]{{16}})?")
+MOST_FEATURES = 1 << 20
 
 
 def is_code(spec: str) -> bool:
@@ -47,9 +52,19 @@ def load(spec: str, shape: tuple[int, ...], classes: int) -> ModuleModel:
     return from_module(made, shape, classes)
 
 
-def announced(model: Model) -> str:
-    """What others are told of a model that is code."""
-    return f"{ELSEWHERE}:features={model.feature_size}"
+def announced(model: ModuleModel) -> str:
+    """What others are told of a model that is code: equal for those whose tensors have the same names and forms."""
+    tensors = [(name, *shape, name in model.buffers) for name, shape in model.shapes.items()]
+    form = hashlib.sha256(repr((tensors, model.classifier)).encode()).hexdigest()[:16]
+    return f"{ELSEWHERE}:features={model.feature_size}:form={form}"
+
+
+def from_afar(spec: str, shape: tuple[int, ...], classes: int) -> "Elsewhere":
+    """What can be known of a model that was announced so."""
+    found = ANNOUNCED.fullmatch(spec)
+    if found is None or int(found[1]) > MOST_FEATURES:
+        raise FedgistError(f"a model that is code is announced as {ELSEWHERE}:features=64:form=…, not as {spec}")
+    return Elsewhere(shape, classes, int(found[1]))
 
 
 @final
@@ -87,6 +102,6 @@ class Elsewhere(Model):
 
     def _refuse(self) -> NoReturn:
         raise FedgistError(
-            "a site's model is code of its own, which is not here: take a method whose clients keep their models, as "
-            "repshare or feddistill"
+            "a model is code that is not here: name it here, too, with --model package:factory, or take a method whose "
+            "clients keep their models, as repshare or feddistill"
         )

@@ -141,6 +141,13 @@ def _title(groups: Sequence[Group]) -> str:
     return f"{said} on {_listed(list(data))}"
 
 
+def one_line(names: Sequence[str]) -> str:
+    """Names for a title of one line."""
+    return _listed(
+        names if len(names) <= FEW_NAMES else [*names[: FEW_NAMES - 1], f"{len(names) - FEW_NAMES + 1} more"]
+    )
+
+
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
@@ -202,7 +209,7 @@ def _partitions(groups: Sequence[Group]) -> list[Partition]:
             distinct.setdefault(key, (run, []))[1].append(_name(group, run))
     found = []
     for i, (run, names) in enumerate(list(distinct.values())[:PARTITIONS]):
-        title = "Samples by client and label" if len(distinct) == 1 else _listed(names)
+        title = "Samples by client and label" if len(distinct) == 1 else one_line(names)
         if len(distinct) > 1 and len(names) == len(groups):
             title = f"Seed {run.config['seed']}"
         kinds = [str(kind) for kind in run.config.get("discrepancy", [])]
@@ -227,7 +234,7 @@ def _environments(groups: Sequence[Group]) -> list[tuple[str, str]]:
         for run in group.runs:
             text = json.dumps(run.environment, indent=1, ensure_ascii=False)
             shared.setdefault(text, []).append(_name(group, run))
-    return [("All runs" if len(shared) == 1 else _listed(names), text) for text, names in shared.items()]
+    return [("All runs" if len(shared) == 1 else one_line(names), text) for text, names in shared.items()]
 
 
 def _citation(run: Run) -> str:

@@ -48,6 +48,17 @@
     return coloured({ ...base, ...own, margin, xaxis: joined("xaxis"), yaxis: joined("yaxis") }, style);
   }
 
+  // How many rows the names take side by side, each with its line.
+  function legendRows(names, width) {
+    let rows = 1, used = 0;
+    for (const name of names) {
+      const wide = 60 + 7.5 * name.length;
+      if (used && used + wide > width) [rows, used] = [rows + 1, 0];
+      used += wide;
+    }
+    return rows;
+  }
+
   function draw() {
     const style = getComputedStyle(document.documentElement);
     for (const plot of document.querySelectorAll(".plot")) {
@@ -55,9 +66,7 @@
       const narrow = plot.clientWidth < 480;
       if (spec.layout.showlegend !== false && !spec.layout.height) {
         const names = spec.data.filter((trace) => trace.showlegend !== false).map((trace) => trace.name || "");
-        const longest = 50 + 7.5 * Math.max(...names.map((name) => name.length));
-        const rows = Math.ceil(names.length / Math.max(1, Math.floor((plot.clientWidth - 60) / longest)));
-        plot.style.height = `${(narrow ? 280 : 330) + 24 * rows}px`; // room for the legend
+        plot.style.height = `${(narrow ? 280 : 330) + 30 * legendRows(names, plot.clientWidth - 90)}px`; // room for it
       }
       Plotly.react(plot, coloured(spec.data, style), layout(spec.layout, style, narrow), settings);
     }

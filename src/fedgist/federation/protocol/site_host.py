@@ -77,6 +77,9 @@ MakeDesk = Callable[[Network], Desk]
 Enrol = Callable[[bytes], bytes]
 """Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
 
+Chosen = Callable[[tuple[int, ...], int], str]
+"""The architecture that a site has chosen for inputs of a form and so many classes; empty: whatever the run says."""
+
 TOKEN = re.compile(rb"[0-9a-f]{0,64}")
 PHASES = ("round", "evaluation")
 STARTS = 1000
@@ -283,7 +286,7 @@ class SiteHost:
         prepare: Prepare,
         executor: Executor,
         policy: Policy | None = None,
-        model: str = "",
+        model: Chosen = lambda shape, classes: "",
         enrol: Enrol = lambda roster: b"",
         layer: MakeLayer = no_keys,
         desk: MakeDesk = no_desk,
@@ -360,7 +363,7 @@ class SiteHost:
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
         if isinstance(header, Question):
             self.policy.check_method(header.method)
-            return Introduction(self.model), self.enrol(payload)
+            return Introduction(self.model(tuple(header.shape), header.classes)), self.enrol(payload)
         if isinstance(header, Start):
             if not TOKEN.fullmatch(payload):
                 raise WireError("Start: its token is not what it should be")
@@ -404,11 +407,12 @@ class SiteHost:
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
-        if self.model and start.model != self.model:
-            raise Refused(
-                f"this site runs {self.model}, and the run wants {start.model} of it: start the site without a model"
-            )
         method, data = self.prepare(start)
+        own = self.model(method.task.shape, method.task.classes)
+        if own and start.model != own:
+            raise Refused(
+                f"this site runs {own}, and the run wants {start.model} of it: start the site without a model"
+            )
         self.policy.check_run(method)
         if network := networks.asked(start):
             networks.check(network, self.id, start, method, self.policy)
