@@ -52,12 +52,12 @@ class Seeded:
         seed, hidden = secrets.token_bytes(KEY), {name: vector.copy() for name, vector in vectors.items()}
         masks.mask(hidden, seed, 1)
         round = group.version.rsplit("-", 1)[0]
-        digests = [_digest(group.alike, group.roster.hex(), scope) for scope in (round, *scopes)]
+        digests = [_digest(group.alike, round), *(self.identity.blinded(group.alike + scope) for scope in scopes)]
         note = NOTE.pack(
             seed,
             group.context,
             form_digest(form_of(hidden)),
-            _digest(group.alike, group.roster.hex(), group.version),
+            _digest(group.alike, group.version),
             threshold(len(group.cohort)),
             self.past.least,
             b"".join(digests)[: 32 * SCOPES],

@@ -163,6 +163,20 @@ def test_the_same_question_of_a_round_that_was_skipped(tmp_path: Path) -> None:
     assert engine.run_round().skipped is None
 
 
+def test_a_late_reply_is_that_of_a_site_that_vanished(tmp_path: Path) -> None:
+    """Site 3 masked and its vector came too late: the sum is that of the six, and the next round has all."""
+    wire = Wire("fedavg", tmp_path)
+    wire.after = lambda id, data: Lost("is late") if id == "3" and b"masked.Local" in data[:300] else data
+    layer = SecureSum(IDS, Simulated())
+    near = toy_federation("fedavg", **everybody("fedavg"), between=layer, offline=lambda id, *_: id == "3")
+    engine = wire.engine()
+    assert engine.run_round().skipped is None and near.run_round().skipped is None
+    assert storage.digest(engine.states) == storage.digest(near.states)
+    wire.after, engine.gone, engine.lost = lambda id, data: data, {}, set()
+    report = engine.run_round()
+    assert report.skipped is None and report.answered == 7
+
+
 def test_everybody_killed_and_resumed(tmp_path: Path) -> None:
     """Server and sites die after round 1 and in the middle of round 2; new ones go on to the same end."""
     whole = Wire("codream", tmp_path / "whole").engine()
@@ -244,7 +258,9 @@ def test_a_policy_may_want_secure_sums_and_more_of_them(tmp_path: Path) -> None:
     start = Start("run-1", "fedavg", 0, "mlp", {}, {})
     with pytest.raises(Refused, match="allows only runs with secure sums"):
         site_layer("0", start, tmp_path, rules, ROSTER, PRIVATE["0"])
-    for told in ("[]", "{}", json.dumps({"roster": ROSTER.digest, "group": 3, "bits": 7, "step": 0})):
+    known = dict(server_layer(ROSTER, Grid(), 3).told)
+    site_layer("0", replace(start, layer=json.dumps(known)), tmp_path, rules, ROSTER, PRIVATE["0"])
+    for told in ("[]", "{}", *(json.dumps({**known, key: 7}) for key in ("bits", "kind", "trips", "roster"))):
         with pytest.raises(Refused, match="of a kind that this site does not know"):
             site_layer("0", replace(start, layer=told), tmp_path, rules, ROSTER, PRIVATE["0"])
 

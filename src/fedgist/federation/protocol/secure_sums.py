@@ -20,7 +20,7 @@ from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.roster import Roster
 from fedgist.secure.helper import Helper, Seeded
-from fedgist.secure.party import Identity, Party
+from fedgist.secure.party import BEFORE, COVERT, Identity, Party
 from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
@@ -97,7 +97,9 @@ def _read(text: str) -> Mapping[str, Any]:
     try:
         told = json.loads(text)
         kinds = {"kind": int, "group": int, "bits": int, "step": int, "trips": int, "roster": str, "helper": str}
-        if any(type(told[name]) is not kind for name, kind in kinds.items()) or told["kind"] != KIND:
+        if any(type(told[name]) is not kind for name, kind in kinds.items()):
+            raise Refused(UNKNOWN)
+        if told["kind"] != KIND or told["trips"] not in (COVERT, BEFORE):
             raise Refused(UNKNOWN)
         Grid(told["bits"], told["step"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
