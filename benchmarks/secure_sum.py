@@ -87,9 +87,7 @@ def main() -> None:
     parser.add_argument("--secure", default="")
     given = parser.parse_args()
     known = json.loads(OUT.read_text()) if OUT.is_file() else {}
-    known["command"] = (
-        "python benchmarks/secure_sum.py; the same with --exchanges 2000, and with --secure masks, helper"
-    )
+    known["command"] = "python benchmarks/secure_sum.py; with --exchanges 2000; and with --secure masks or helper"
     if given.exchanges:
         row = codream(given.exchanges, given.secure)
         known["codream"] = [*(one for one in known["codream"] if one["secure"] != given.secure), row]
