@@ -169,9 +169,3 @@ def test_a_site_remembers_too() -> None:
         party["a"].mask(group(cohort=NAMES[:6], nonce=1), vectors("a"))
     with pytest.raises(Refused, match="cannot both help with a sum and be in it"):
         party["a"].mask(group(cohort=(*NAMES, "helper"), version="round-000002-000000", nonce=2), vectors("a"))
-    for refuse in (
-        lambda: party["a"].sign("v", NAMES),
-        lambda: party["a"].open("v", NAMES, np.zeros((0, 0), np.uint8)),
-    ):
-        with pytest.raises(Refused, match="has no keys to give"):
-            refuse()

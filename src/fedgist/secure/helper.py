@@ -64,17 +64,6 @@ class Seeded:
         )
         return hidden, rows([self.identity.seal(self.helper, note, PURPOSE)]), np.zeros((0, KEY), np.uint8)
 
-    def sign(self, version: str, alive: Sequence[str]) -> bytes:
-        raise Refused("the helper opens this run's sums, and this site has no keys to give")
-
-    def open(
-        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes] | None = None
-    ) -> tuple[Bytes, bytes]:
-        raise Refused("the helper opens this run's sums, and this site has no keys to give")
-
-    def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
-        """The helper sees one set for all."""
-
 
 class Helper:
     """The second party, in all runs that it helps with."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.engines.layer import PlainSite, SiteLayer
-from fedgist.engines.schemes import Helped, HelperSide, Masks
-from fedgist.engines.secure_sum import Hiding, SecureSite, SecureSum
+from fedgist.engines.schemes import Helped, HelperSide, Masks, MaskSide
+from fedgist.engines.secure_sum import SecureSite, SecureSum
 from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
@@ -52,18 +52,20 @@ def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Ros
         )
     identity, alike, least = identity_of(name, roster, keys), _alike(start), max(rules.min_sum, told["group"])
     memory = OnDisk(folder / "sums" / f"{alike[:32]}.jsonl")
+    hiding: Party | Seeded
     if told["helper"]:
         if told["helper"] != rules.helper:
             raise Refused("its policy does not name the helper of this run, which would hold the keys to what it sends")
         if told["helper"] not in identity.public:
             raise Refused(f"roster {roster.number} does not have the keys of {rules.helper}")
-        hiding: Hiding = Seeded(identity, rules.helper, memory, least)
+        hiding = Seeded(identity, rules.helper, memory, least)
     elif told["trips"] < rules.sum_trips:
         raise Refused(f"its policy wants {rules.sum_trips} trips: start the run with --secure masks:trips=3")
     else:
         hiding = Party(identity, memory, least, told["trips"])
-    own, grid = (Helped if told["helper"] else Masks).own, Grid(told["bits"], told["step"])
-    return SecureSite(_enrolled(roster), identity.roster, grid, hiding, own, alike=alike)
+    grid = Grid(told["bits"], told["step"])
+    site = SecureSite(_enrolled(roster), identity.roster, grid, hiding.mask, alike=alike)
+    return MaskSide(site, hiding) if isinstance(hiding, Party) else site
 
 
 def helper_side(name: str, folder: Path, rules: Policy, roster: Roster, keys: SiteKeys) -> HelperSide:
