@@ -46,9 +46,9 @@ def test_masked_plain_and_helped_end_at_the_same_weights(tmp_path: Path) -> None
 
 def test_everybody_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """kill -9 of coordinator, server and sites in the middle of a run with masks; then the same with --resume."""
-    done = fedgist(*words(tmp_path, "whole", 40))
+    done = fedgist(*words(tmp_path, "whole", 12))
     assert done.returncode == 0, done.stderr
-    masked = words(tmp_path, "cut", 40, "--secure", "masks")
+    masked = words(tmp_path, "cut", 12, "--secure", "masks")
     run, rows = Background(tmp_path / "log", *masked), tmp_path / "cut" / "metrics.jsonl"
     wait_for(lambda: (rows.exists() and rows.read_text().count("\n") >= 3) or run.process.poll() is not None)
     run.kill_all()
@@ -57,4 +57,4 @@ def test_everybody_killed_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert result(tmp_path / "cut")["state_sha256"] == result(tmp_path / "whole")["state_sha256"]
     rows_up = (tmp_path / "cut" / "ledger.csv").read_text().count("masked.Local")
-    assert rows_up == 3 * 40
+    assert rows_up == 3 * 12
