@@ -1,7 +1,7 @@
 """What a secure sum costs: seconds of one core a client and exchange, and bytes beside the plain reply.
 
     python benchmarks/secure_sum.py            # writes benchmarks/results/secure_sum.json
-    python benchmarks/secure_sum.py --exchanges 2000   # and Co-Dream, plain and under masks
+    python benchmarks/secure_sum.py --exchanges 2000 --secure masks   # Co-Dream so, one row; without --secure plain
 
 The plain reply is 786,432 float32 numbers, 256 dreams of 3 × 32 × 32. Seconds are of the processor and not of the
 clock; on a busy machine they are still too large, for its caches are others' too.
@@ -71,34 +71,33 @@ def cost(clients: int, bits: int) -> dict[str, Any]:
     }
 
 
-def codream(exchanges: int) -> list[dict[str, Any]]:
-    """One batch of dreams, plain, under masks, and with a helper."""
-    rows = []
-    for secure in (None, "masks", "helper"):
-        given = {"method": "codream", "rounds": 1, "exchanges": exchanges, "eval_every": 0, "secure": secure}
-        config = resolve({**given, "warm_up": 1, "distil_steps": 1, "engine": "sequential"}, profile="small")
-        start = time.process_time()
-        result = runner.run(config)
-        seconds = round(time.process_time() - start, 1)
-        rows.append({"secure": secure or "", "exchanges": exchanges, "seconds": seconds, "bytes_up": result.bytes_up})
-        rows[-1] |= {"bytes_down": result.bytes_down, "accuracy": result.accuracy}
-    return rows
+def codream(exchanges: int, secure: str) -> dict[str, Any]:
+    """One batch of dreams."""
+    given = {"method": "codream", "rounds": 1, "exchanges": exchanges, "eval_every": 0, "secure": secure or None}
+    config = resolve({**given, "warm_up": 1, "distil_steps": 1, "engine": "sequential"}, profile="small")
+    start = time.process_time()
+    result = runner.run(config)
+    row = {"secure": secure, "exchanges": exchanges, "seconds": round(time.process_time() - start, 1)}
+    return {**row, "bytes_up": result.bytes_up, "bytes_down": result.bytes_down, "accuracy": result.accuracy}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--exchanges", type=int, default=0)
+    parser.add_argument("--secure", default="")
     given = parser.parse_args()
     known = json.loads(OUT.read_text()) if OUT.is_file() else {}
-    known["command"] = "python benchmarks/secure_sum.py --exchanges 2000"
-    known["exchange"] = []
-    for clients in (10, 100):
-        for bits in (64, 32, 16):
-            known["exchange"].append(cost(clients, bits))
-            print(known["exchange"][-1], flush=True)
+    known["command"] = "python benchmarks/secure_sum.py; with --exchanges 2000; and with --secure masks or helper"
     if given.exchanges:
-        known["codream"] = codream(given.exchanges)
-        print(*known["codream"], sep="\n")
+        row = codream(given.exchanges, given.secure)
+        known["codream"] = [*(one for one in known["codream"] if one["secure"] != given.secure), row]
+        print(row)
+    else:
+        known["exchange"] = []
+        for clients in (10, 100):
+            for bits in (64, 32, 16):
+                known["exchange"].append(cost(clients, bits))
+                print(known["exchange"][-1], flush=True)
     OUT.write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -9,10 +9,10 @@ from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import message, schema_of, tag_of, wire
 from fedgist.engines.layer import Exchange, Unfit
-from fedgist.engines.schemes import Simulated, helped_here
+from fedgist.engines.schemes import Simulated, helped_here, masks_here
 from fedgist.engines.secure_sum import SecureSum, masked
 from fedgist.secure.ring import Grid, Ring
-from toys import clients, federation, received
+from toys import clients, federation, received, toy_federation
 
 
 @message
@@ -128,3 +128,23 @@ def test_with_a_helper_too_few_skip_the_round() -> None:
     layer = SecureSum(list(sites), helped_here(list(sites), 3))
     report = federation("fedavg", sites, between=layer, offline=lambda id, *_: id in "01").run_round()
     assert report.skipped and "3 of 5 sites answered, and 4 are needed" in report.skipped
+
+
+@pytest.mark.parametrize("gone", ["9", "789"])
+def test_a_batch_of_exchanges_keeps_its_set_or_loses_many(gone: str) -> None:
+    """Co-Dream's second exchange misses one of ten, and the rest of the round is dropped; or three, and it goes on."""
+    ids = [str(i) for i in range(10)]
+    layer = SecureSum(ids, masks_here(ids, 3))
+
+    def away(id: str, round: int, exchange: int) -> bool:
+        return id in gone and (round, exchange) == (1, 1)
+
+    engine = toy_federation("codream", clients=10, active=0, between=layer, offline=away)
+    told, first = received(engine), engine.run_round()
+    if gone == "9":
+        why = "9 of 10 answered DreamUpdate, and the set of a round's sums changes by at least 3 sites, or not at all"
+        assert first.skipped == f"round 1: {why}" and len(told) == 2
+    else:
+        assert first.skipped is None and {len(one.ids) for one in told[1:]} == {7}  # also when they are back
+    assert engine.run_round().skipped is None
+    assert len(told[-1].ids) == 10

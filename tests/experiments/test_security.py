@@ -1,11 +1,8 @@
 """What --secure may say, and what it refuses before anything runs."""
 
-import sys
-
 import pytest
 
 from fedgist.core.errors import FedgistError
-from fedgist.engines import schemes
 from fedgist.experiments import security
 from fedgist.experiments.config import resolve
 from fedgist.federation import flower_app
@@ -41,12 +38,6 @@ def test_visible_fields_are_refused_by_name(caplog: pytest.LogCaptureFixture) ->
 def test_peers_and_late_replies_are_refused(method: str, given: dict[str, object]) -> None:
     with pytest.raises(FedgistError, match=f"leave out {next(iter(given))}"):
         check(method, secure="additive", **given)
-
-
-def test_without_cryptography_it_says_that_nothing_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fedgist.secure.party", None)
-    layer = security.in_process(resolve({"method": "fedavg", "secure": "masks"}), ["a", "b", "c"])
-    assert isinstance(layer.scheme, schemes.Simulated) and "simulated" in layer.title  # type: ignore[union-attr]
 
 
 def test_flower_has_no_roster(tmp_path: object) -> None:

@@ -1,6 +1,7 @@
 """The look at recorded masked messages: clean runs pass, and each planted mistake is found."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_passes(run: Path) -> None:
     done = CliRunner().invoke(app, ["attack", "lint", str(run)])
     assert done.exit_code == 0 and "8 masked messages" in done.output
+    said = "sums of at least 3, protected by masks"
+    assert said in (run / "report.html").read_text()
+    assert f"What is summed reached the server as {said};" in (run / "MODEL_CARD.md").read_text()
+
+
+def test_without_cryptography_a_run_is_labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedgist.secure.party", None)
+    words = ["run", "fedavg", "--clients", "3", "--rounds", "1", "--model", "mlp:hidden=16", "--secure", "masks"]
+    done = CliRunner().invoke(app, [*words, "--set", "limit=200", "--quiet", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    for name in ("report.html", "MODEL_CARD.md"):
+        assert "sums of at least 3, simulated: nothing hides them here" in (tmp_path / "run" / name).read_text()
 
 
 def test_a_run_with_a_helper_passes(tmp_path: Path) -> None:

@@ -85,6 +85,38 @@ def test_keys_come_from_shares_alone_so_that_two_stories_open_one_sum(monkeypatc
     assert same(bare, vectors("g"))
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_neighbourhood_is_not_told_away(checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 96 sites 32 may be missing, and each has 32 neighbours. Each neighbour of one site is told that the other 31
+    are missing, and gives its shares of the keys that hide that site from them: together they are all its keys."""
+    if not checked:
+        monkeypatch.setattr(Group, "thin", lambda *_: [])
+    names = [f"s{i:03d}" for i in range(96)]
+    about, victim = group(cohort=names), "s042"
+    meeting = Meeting(parties(names), about, names)
+    near = about.others(victim)
+    shares: dict[str, dict[str, np.ndarray]] = {name: {} for name in (victim, *near)}
+    for holder in near:
+        story = [name for name in names if name == holder or name not in near]
+        given = [name for name in about.others(holder) if name in story]
+        sealed = [meeting.sent[name].shares[about.others(name).index(holder)] for name in given]
+        if checked:
+            with pytest.raises(Refused, match=r"and its neighbours fewer than 23 are in the set"):
+                meeting.party[holder].open(about.version, story, np.stack(sealed))
+            return
+        rows = meeting.party[holder].open(about.version, story, np.stack(sealed))[0]
+        before = [holder, *given[: given.index(victim)]]
+        start = sum(1 + len(about.missing(name, story)) for name in before)
+        for key, row in zip([victim, *about.missing(victim, story)], rows[start:], strict=False):
+            shares[key][holder] = row
+    bare = meeting.masked[victim]
+    for name, parts in shares.items():
+        points = [about.near(victim).index(holder) + 1 for holder in parts]
+        key = shamir.join(np.stack(list(parts.values()))[: about.needed], points[: about.needed]).tobytes()
+        masks.mask(bare, key, -1 if name == victim or victim < name else 1)
+    assert same(bare, vectors(victim))
+
+
 def test_of_a_sum_over_two_each_has_the_other_s() -> None:
     """A server that is in league with b has what a sent."""
     with pytest.raises(Refused, match="a sum over 2 sites is one over fewer than 3"):

@@ -154,7 +154,7 @@ def sim(
 
         directory = directory.expanduser()
         data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
-        chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout)
+        chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout, wait=simulations.READY)
         names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started

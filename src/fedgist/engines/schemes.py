@@ -10,12 +10,12 @@ import torch
 
 from fedgist.core.codec import Leaves
 from fedgist.core.message import WireError, int64
-from fedgist.engines.layer import Exchange, SiteLayer, Trip
+from fedgist.engines.layer import Exchange, SiteAround, SiteLayer, Trip
 from fedgist.engines.secure_sum import (
     LARGEST,
+    PHASES,
     Agree,
     Agreed,
-    Hiding,
     MaskSum,
     Noise,
     Opened,
@@ -23,46 +23,24 @@ from fedgist.engines.secure_sum import (
     Seeds,
     Unmask,
     Unmasked,
+    as_bytes,
     form,
     marked,
     named,
     signature_rows,
+    signers,
 )
 from fedgist.secure.graph import CannotOpen, Group, Refused, Sent, threshold
 from fedgist.secure.ring import UNSIGNED, Grid, Vector
 from fedgist.secure.shamir import Bytes
 
 if TYPE_CHECKING:
-    from fedgist.secure.helper import Helper
-    from fedgist.secure.party import Identity
+    from fedgist.secure.helper import Helper, Seeded
+    from fedgist.secure.party import Identity, Party
 
 INSTALL = "pip install 'fedgist[secure]'"
 HELPER = "helper"
 """Its name where all are in one process."""
-
-
-@dataclass(frozen=True)
-class _Open:
-    """Nothing is hidden; what would be sent to open it is as long as it would be."""
-
-    name: str
-
-    def mask(
-        self, group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str] = ()
-    ) -> tuple[dict[str, Vector], Bytes, Bytes]:
-        near = len(group.near(self.name))
-        return dict(vectors), np.zeros((near - 1, 32 * near + 48), np.uint8), np.zeros((near, 32), np.uint8)
-
-    def sign(self, version: str, alive: Sequence[str]) -> bytes:
-        raise Refused("nothing is hidden here, so that there is nothing to sign")
-
-    def open(
-        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes]
-    ) -> tuple[Bytes, bytes]:
-        raise Refused("nothing is hidden here, so that there are no keys to give")
-
-    def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -74,7 +52,14 @@ class Simulated:
     own: Mapping[type, type] = field(default_factory=dict)
 
     def site(self, id: str, ids: Sequence[str], grid: Grid, noise: Noise | None) -> SiteLayer:
-        return SecureSite(ids, self.roster, grid, _Open(id), self.own, noise)
+        def show(
+            group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str]
+        ) -> tuple[dict[str, Vector], Bytes, Bytes]:
+            """What would be sent to open it is as long as it would be."""
+            near = len(group.near(id))
+            return dict(vectors), np.zeros((near - 1, 32 * near + 48), np.uint8), np.zeros((near, 32), np.uint8)
+
+        return SecureSite(ids, self.roster, grid, show, noise)
 
     def open(
         self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
@@ -89,13 +74,14 @@ class Masks:
     roster: bytes
     trips: int = 2
     """With three, sites have seen who signed a sum's set before they help to open it; with two they see it after."""
-    parties: Mapping[str, Hiding] = field(default_factory=dict)
+    parties: Mapping[str, "Party"] = field(default_factory=dict)
 
     title: ClassVar[str] = "protected by masks"
     own: ClassVar[Mapping[type, type]] = {Agree: Agreed, Unmask: Unmasked}
 
     def site(self, id: str, ids: Sequence[str], grid: Grid, noise: Noise | None) -> SiteLayer:
-        return SecureSite(ids, self.roster, grid, self.parties[id], self.own, noise)
+        party = self.parties[id]
+        return MaskSide(SecureSite(ids, self.roster, grid, party.mask, noise), party)
 
     def open(
         self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
@@ -125,13 +111,35 @@ def _signatures(answers: Mapping[str, Leaves]) -> dict[str, bytes]:
     return {name: answer["signature"].numpy().tobytes() for name, answer in answers.items()}
 
 
+class MaskSide(SiteAround):
+    """A site's half where masks are to be taken off: it looks at who signed what, and gives shares of keys."""
+
+    def __init__(self, inner: SecureSite, party: "Party"):
+        super().__init__(inner)
+        self.ids, self.party, self.form = inner.ids, party, form(len(inner.ids), Masks.own)
+
+    def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
+        if signatures := signers(self.ids, invitation["signatures"]):
+            phase, round, number = invitation["before"].tolist()
+            self.party.believe(Exchange("", PHASES[phase % len(PHASES)], round, number).version, signatures)
+        return super().wrap(exchange, invitation, reply, leaves)
+
+    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
+        alive = named(self.ids, leaves["alive"])
+        if request is Agree:
+            return {"signature": as_bytes(self.party.sign(exchange.version, alive))}
+        signatures = signers(self.ids, leaves["signatures"])
+        keys, signature = self.party.open(exchange.version, alive, leaves["sealed"].numpy(), signatures)
+        return {"keys": torch.from_numpy(keys), "signature": as_bytes(signature)}
+
+
 @dataclass(frozen=True)
 class Helped:
     """The stream of one seed a site, which a helper holds and the server does not."""
 
     roster: bytes
     helper: str = HELPER
-    parties: Mapping[str, Hiding] = field(default_factory=dict)
+    parties: Mapping[str, "Seeded"] = field(default_factory=dict)
     here: "Helper | None" = None
     """The helper, where it is in this process."""
 
@@ -145,7 +153,7 @@ class Helped:
         if id == self.helper:
             assert self.here is not None
             return HelperSide(ids, self.here)
-        return SecureSite(ids, self.roster, grid, self.parties[id], self.own, noise)
+        return SecureSite(ids, self.roster, grid, self.parties[id].mask, noise)
 
     def open(
         self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip

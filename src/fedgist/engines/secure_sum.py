@@ -48,6 +48,10 @@ LARGEST = 1 << 33
 Noise = Callable[[Exchange, str, int, Ring], NDArray[np.int64]]
 """So many whole numbers of steps to add to a field (by its name on the wire) before it is hidden."""
 
+Hide = Callable[[Group, Mapping[str, Vector], Sequence[str]], tuple[dict[str, Vector], Bytes, Bytes]]
+"""What a scheme does at a site: vectors as they travel, shares of what hides them, and commitments to it. The last of
+what it is given is what this sum has in common with others (`Exchange.scopes`)."""
+
 PHASES = ("round", "evaluation")
 
 
@@ -109,26 +113,6 @@ class MaskSum:
     """The sum of these sites' masks: the vectors' bytes, one after the other."""
 
     masks: Tensor = wire(uint8, shape=("bytes",), paper=False)
-
-
-class Hiding(Protocol):
-    """A scheme's half at a site."""
-
-    def mask(
-        self, group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str]
-    ) -> tuple[dict[str, Vector], Bytes, Bytes]:
-        """The vectors as they travel, shares of what hides them, and commitments to it."""
-
-    def sign(self, version: str, alive: Sequence[str]) -> bytes:
-        """A signature of the set that a sum is to be opened for."""
-
-    def open(
-        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes]
-    ) -> tuple[Bytes, bytes]:
-        """Shares of keys that open the sum, and a signature of the set that it is of."""
-
-    def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
-        """Look at who has signed the set of an earlier sum."""
 
 
 @dataclass(frozen=True)
@@ -227,31 +211,29 @@ class Numbers:
 
 
 class SecureSite(SiteLayer):
-    """A site's half: numbers into the ring, noise, and whatever the scheme does to hide them."""
+    """A site's half: numbers into the ring, noise, and then the scheme hides them."""
 
     def __init__(
         self,
         ids: Collection[str],
         roster: bytes,
         grid: Grid,
-        hiding: Hiding,
-        own: Mapping[type, type],
+        hide: Hide,
         noise: Noise | None = None,
         alike: str = "",
     ):
         """`alike` is the digest of what the run is, whatever it is called."""
-        self.ids, self.roster, self.grid, self.hiding, self.noise = tuple(sorted(ids)), roster, grid, hiding, noise
-        self.form, self.alike = form(len(self.ids), own), alike
+        self.ids, self.roster, self.grid, self.hide, self.noise = tuple(sorted(ids)), roster, grid, hide, noise
+        self.form, self.alike = form(len(self.ids), {}), alike
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         if masked(reply) is reply:
             return leaves
-        self._believe(invitation)
         cohort, nonce = named(self.ids, invitation["cohort"]), invitation["nonce"].numpy().tobytes()
         group = Group(exchange.run, exchange.version, self.roster, cohort, nonce, self.alike)
         numbers = Numbers(self.grid, reply, len(cohort), tuple(invitation["ranges"].tolist()))
         vectors = self._vectors(exchange, numbers, leaves)
-        hidden, shares, commitments = self.hiding.mask(group, vectors, exchange.scopes)
+        hidden, shares, commitments = self.hide(group, vectors, exchange.scopes)
         found = {name: _leaf(hidden[name], leaf) if name in hidden else leaf for name, leaf in leaves.items()}
         return {**found, "shares": torch.from_numpy(shares), "commitments": torch.from_numpy(commitments)}
 
@@ -267,19 +249,6 @@ class SecureSite(SiteLayer):
                 drawn = self.noise(exchange, name, leaf.numel(), ring)
                 vectors[name] = vectors[name] + drawn.astype(vectors[name].dtype)
         return vectors
-
-    def _believe(self, invitation: Leaves) -> None:
-        if signatures := signers(self.ids, invitation["signatures"]):
-            phase, round, number = invitation["before"].tolist()
-            self.hiding.believe(Exchange("", PHASES[phase % len(PHASES)], round, number).version, signatures)
-
-    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
-        alive = named(self.ids, leaves["alive"])
-        if "sealed" not in leaves:
-            return {"signature": _bytes(self.hiding.sign(exchange.version, alive))}
-        signatures = signers(self.ids, leaves["signatures"])
-        keys, signature = self.hiding.open(exchange.version, alive, leaves["sealed"].numpy(), signatures)
-        return {"keys": torch.from_numpy(keys), "signature": _bytes(signature)}
 
 
 @dataclass(eq=False)
@@ -320,7 +289,7 @@ class SecureSum(Layer):
         return {
             "cohort": marked(self.ids, ids),
             "ranges": torch.tensor(ranges, dtype=uint8),
-            "nonce": _bytes(group.nonce),
+            "nonce": as_bytes(group.nonce),
             "before": torch.tensor(self.signed.get("exchange", [0, 0, 0])),
             "signatures": signature_rows(self.ids, self.signed.get("signatures", {})),
         }
@@ -418,7 +387,7 @@ def signature_rows(ids: Sequence[str], signatures: Mapping[str, str]) -> Tensor:
     return torch.tensor(found, dtype=uint8).reshape(-1, 64)
 
 
-def _bytes(data: bytes) -> Tensor:
+def as_bytes(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=uint8)
 
 

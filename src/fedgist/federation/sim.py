@@ -20,8 +20,8 @@ from fedgist.federation.runs import Settled
 
 TRIAL = policy.Policy(min_samples_per_class=1, min_test_samples=1, min_samples=1)
 """What sites with parts of a known data set allow, however small their parts are."""
-READY = 60.0
-"""Seconds that a server may take to come up."""
+READY = 200.0
+"""Seconds that the server may take to come up, and then its sites: all of them load at once, on one machine."""
 
 
 def names(path: Path, sites: int, secure: str = "") -> tuple[str, ...]:

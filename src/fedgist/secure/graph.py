@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -49,6 +49,16 @@ class Group:
     def missing(self, site: str, alive: Sequence[str]) -> list[str]:
         """Whose masks are left over in what this site sent."""
         return [name for name in self.others(site) if name not in alive]
+
+    def thin(self, sites: Collection[str], alive: Collection[str]) -> list[str]:
+        """Those of these sites of whose neighbourhood too few are left to open their keys.
+
+        Of many sites so many may be missing that they are all the neighbours of one; of few, all are neighbours of all.
+        """
+        if len(self.cohort) <= COMPLETE:
+            return []
+        left = set(alive)
+        return [site for site in sites if len(left.intersection(self.near(site))) < self.needed]
 
     @property
     def needed(self) -> int:

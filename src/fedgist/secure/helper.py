@@ -52,28 +52,17 @@ class Seeded:
         seed, hidden = secrets.token_bytes(KEY), {name: vector.copy() for name, vector in vectors.items()}
         masks.mask(hidden, seed, 1)
         round = group.version.rsplit("-", 1)[0]
-        digests = [_digest(group.alike, group.roster.hex(), scope) for scope in (round, *scopes)]
+        digests = [_digest(group.alike, round), *(self.identity.blinded(group.alike + scope) for scope in scopes)]
         note = NOTE.pack(
             seed,
             group.context,
             form_digest(form_of(hidden)),
-            _digest(group.alike, group.roster.hex(), group.version),
+            _digest(group.alike, group.version),
             threshold(len(group.cohort)),
             self.past.least,
             b"".join(digests)[: 32 * SCOPES],
         )
         return hidden, rows([self.identity.seal(self.helper, note, PURPOSE)]), np.zeros((0, KEY), np.uint8)
-
-    def sign(self, version: str, alive: Sequence[str]) -> bytes:
-        raise Refused("the helper opens this run's sums, and this site has no keys to give")
-
-    def open(
-        self, version: str, alive: Sequence[str], sealed: Bytes, signatures: Mapping[str, bytes] | None = None
-    ) -> tuple[Bytes, bytes]:
-        raise Refused("the helper opens this run's sums, and this site has no keys to give")
-
-    def believe(self, version: str, signatures: Mapping[str, bytes]) -> None:
-        """The helper sees one set for all."""
 
 
 class Helper:

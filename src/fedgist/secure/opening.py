@@ -37,6 +37,8 @@ class Opening:
         self.alive = tuple(sorted(self.sent))
         if len(self.alive) < (least := threshold(len(self.group.cohort))):
             raise CannotOpen(f"{len(self.alive)} of {len(self.group.cohort)} sites answered, and {least} are needed")
+        if thin := self.group.thin(self.alive, self.alive):
+            raise CannotOpen(f"fewer than {self.group.needed} of {thin[0]} and its neighbours answered")
         for name in self.alive:
             self._check_form(name)
         for name, other in itertools.combinations(self.alive, 2):

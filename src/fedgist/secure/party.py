@@ -53,6 +53,10 @@ class Identity:
         """What another has sealed for this one, if it has."""
         return sealing.unseal(self.secret(sender), self.agreement, data, _from(sender, self.name) + about)
 
+    def blinded(self, text: str) -> bytes:
+        """A name for a text, such as an answer that is one of few, by which nobody else can find out what it is."""
+        return masks.derive(self.agreement.private_bytes_raw(), b"name\n" + text.encode())
+
     def check(self, group: Group) -> None:
         """Whether a group is one of members, this one among them."""
         if self.name not in group.cohort:
@@ -116,6 +120,10 @@ class Party:
         group = kept.group
         if not set(alive) <= set(group.cohort) or me not in alive or len(set(alive)) < len(alive):
             raise Refused("the server names a set of sites that cannot be that of this sum")
+        if thin := group.thin([name for name in group.near(me) if name in alive], alive):
+            raise Refused(
+                f"of {thin[0]} and its neighbours fewer than {group.needed} are in the set: it would stand alone"
+            )
         scopes = [_round(version), *kept.scopes]
         least, context = threshold(len(group.cohort)), group.context.hex()
         self.past.open(version, alive, least, scopes, context=context, run=group.run)

@@ -264,6 +264,19 @@ def test_replayed_letters_are_refused_also_after_a_restart(tmp_path: Path) -> No
     assert len(refusals(relay, "1", seal(header, bundle({}, swapped)))) == 2  # as from each other
 
 
+def test_what_another_process_of_a_site_has_opened_is_opened_before(tmp_path: Path) -> None:
+    """Also in a run that a process has laid aside for another, while a second process answered in it."""
+    relay = Relay("repshare", tmp_path)
+    first, second, aside = relay.engine(), relay.engine(), relay.hosts["1"]
+    first.run_round()
+    second.run_round()
+    relay.restart("1")
+    first.run_round()
+    relay.hosts["1"] = aside
+    again = refusals(relay, "1", delivered(relay, "1")[-1])
+    assert again == dict.fromkeys(["0", "2"], "a letter that it has opened before")
+
+
 def test_letters_of_strangers_and_open_ones_are_refused(tmp_path: Path) -> None:
     relay = Relay("repshare", tmp_path)
     relay.engine().run_round()

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from safetensors.torch import load
 
 from fedgist import methods, storage
+from fedgist.core.codec import to_bytes
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import WireError
 from fedgist.engines import executor
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.schemes import HelperSide, Simulated
-from fedgist.engines.secure_sum import SecureSum
+from fedgist.engines.secure_sum import SecureSum, masked
+from fedgist.families.global_model import Local
 from fedgist.federation.protocol.envelope import Refusal, Request, Start, seal, unseal
 from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.keys import SiteKeys
@@ -163,6 +167,20 @@ def test_the_same_question_of_a_round_that_was_skipped(tmp_path: Path) -> None:
     assert engine.run_round().skipped is None
 
 
+def test_a_late_reply_is_that_of_a_site_that_vanished(tmp_path: Path) -> None:
+    """Site 3 masked and its vector came too late: the sum is that of the six, and the next round has all."""
+    wire = Wire("fedavg", tmp_path)
+    wire.after = lambda id, data: Lost("is late") if id == "3" and b"masked.Local" in data[:300] else data
+    layer = SecureSum(IDS, Simulated())
+    near = toy_federation("fedavg", **everybody("fedavg"), between=layer, offline=lambda id, *_: id == "3")
+    engine = wire.engine()
+    assert engine.run_round().skipped is None and near.run_round().skipped is None
+    assert storage.digest(engine.states) == storage.digest(near.states)
+    wire.after, engine.gone, engine.lost = lambda id, data: data, {}, set()
+    report = engine.run_round()
+    assert report.skipped is None and report.answered == 7
+
+
 def test_everybody_killed_and_resumed(tmp_path: Path) -> None:
     """Server and sites die after round 1 and in the middle of round 2; new ones go on to the same end."""
     whole = Wire("codream", tmp_path / "whole").engine()
@@ -244,7 +262,9 @@ def test_a_policy_may_want_secure_sums_and_more_of_them(tmp_path: Path) -> None:
     start = Start("run-1", "fedavg", 0, "mlp", {}, {})
     with pytest.raises(Refused, match="allows only runs with secure sums"):
         site_layer("0", start, tmp_path, rules, ROSTER, PRIVATE["0"])
-    for told in ("[]", "{}", json.dumps({"roster": ROSTER.digest, "group": 3, "bits": 7, "step": 0})):
+    known = dict(server_layer(ROSTER, Grid(), 3).told)
+    site_layer("0", replace(start, layer=json.dumps(known)), tmp_path, rules, ROSTER, PRIVATE["0"])
+    for told in ("[]", "{}", *(json.dumps({**known, key: 7}) for key in ("bits", "kind", "trips", "roster"))):
         with pytest.raises(Refused, match="of a kind that this site does not know"):
             site_layer("0", replace(start, layer=told), tmp_path, rules, ROSTER, PRIVATE["0"])
 
@@ -275,6 +295,26 @@ def test_what_is_cut_short_is_its_sender_s_failure(tmp_path: Path) -> None:
     engine = wire.engine()
     assert engine.run_round().skipped is None
     assert engine.missing["2"].startswith("sent what cannot be used")
+
+
+@pytest.mark.parametrize("how", ["bits", "length"])
+def test_a_vector_of_another_form_is_left_out(how: str, tmp_path: Path) -> None:
+    def other(id: str, data: bytes) -> bytes:
+        if id != "2" or b"masked.Local" not in data[:300]:
+            return data
+        header, payload = unseal(data)
+        leaves = load(payload)
+        name = max(leaves, key=lambda name: leaves[name].numel() * name.startswith("pw/"))
+        leaves[name] = leaves[name].to(torch.int32) if how == "bits" else leaves[name][1:].contiguous()
+        return seal(header, to_bytes(masked(Local), leaves))
+
+    layer = SecureSum(IDS, Simulated())
+    near = toy_federation("fedavg", **everybody("fedavg"), between=layer, offline=lambda id, *_: id == "2")
+    wire = Wire("fedavg", tmp_path)
+    wire.after, engine = other, wire.engine()
+    assert engine.run_round().skipped is None and near.run_round().skipped is None
+    assert storage.digest(engine.states) == storage.digest(near.states)
+    assert ("in another shape than" if how == "bits" else "sent what cannot be used") in engine.missing["2"]
 
 
 # A helper

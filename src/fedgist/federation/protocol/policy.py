@@ -61,7 +61,9 @@ class Policy:
     min_samples: int = option(
         50, "Sums of columns, by which everybody standardises, are over at least so many samples here.", low=1
     )
-    secure: bool = option(False, "Whether replies leave only in secure sums, which the server cannot look into.")
+    secure: bool = option(
+        False, "Whether what is summed leaves only in secure sums, which the server cannot look into."
+    )
     min_sum: int = option(
         3,
         "A secure sum is over at least so many sites; sums of a round, or of the same question, tell of no fewer.",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.engines.layer import PlainSite, SiteLayer
-from fedgist.engines.schemes import Helped, HelperSide, Masks
-from fedgist.engines.secure_sum import Hiding, SecureSite, SecureSum
+from fedgist.engines.schemes import Helped, HelperSide, Masks, MaskSide
+from fedgist.engines.secure_sum import SecureSite, SecureSum
 from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.roster import Roster
 from fedgist.secure.helper import Helper, Seeded
-from fedgist.secure.party import Identity, Party
+from fedgist.secure.party import BEFORE, COVERT, Identity, Party
 from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
@@ -52,18 +52,20 @@ def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Ros
         )
     identity, alike, least = identity_of(name, roster, keys), _alike(start), max(rules.min_sum, told["group"])
     memory = OnDisk(folder / "sums" / f"{alike[:32]}.jsonl")
+    hiding: Party | Seeded
     if told["helper"]:
         if told["helper"] != rules.helper:
             raise Refused("its policy does not name the helper of this run, which would hold the keys to what it sends")
         if told["helper"] not in identity.public:
             raise Refused(f"roster {roster.number} does not have the keys of {rules.helper}")
-        hiding: Hiding = Seeded(identity, rules.helper, memory, least)
+        hiding = Seeded(identity, rules.helper, memory, least)
     elif told["trips"] < rules.sum_trips:
         raise Refused(f"its policy wants {rules.sum_trips} trips: start the run with --secure masks:trips=3")
     else:
         hiding = Party(identity, memory, least, told["trips"])
-    own, grid = (Helped if told["helper"] else Masks).own, Grid(told["bits"], told["step"])
-    return SecureSite(_enrolled(roster), identity.roster, grid, hiding, own, alike=alike)
+    grid = Grid(told["bits"], told["step"])
+    site = SecureSite(_enrolled(roster), identity.roster, grid, hiding.mask, alike=alike)
+    return MaskSide(site, hiding) if isinstance(hiding, Party) else site
 
 
 def helper_side(name: str, folder: Path, rules: Policy, roster: Roster, keys: SiteKeys) -> HelperSide:
@@ -97,7 +99,9 @@ def _read(text: str) -> Mapping[str, Any]:
     try:
         told = json.loads(text)
         kinds = {"kind": int, "group": int, "bits": int, "step": int, "trips": int, "roster": str, "helper": str}
-        if any(type(told[name]) is not kind for name, kind in kinds.items()) or told["kind"] != KIND:
+        if any(type(told[name]) is not kind for name, kind in kinds.items()):
+            raise Refused(UNKNOWN)
+        if told["kind"] != KIND or told["trips"] not in (COVERT, BEFORE):
             raise Refused(UNKNOWN)
         Grid(told["bits"], told["step"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -334,6 +334,7 @@ class SiteHost:
             file.seek(0)
             if file.read() != self._me:
                 self._run = self._peers = None
+                self._resting.clear()
                 file.truncate(0)
                 file.write(self._me)
                 file.flush()
