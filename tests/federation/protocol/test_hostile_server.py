@@ -34,7 +34,8 @@ from fedgist.federation import site_setup
 from fedgist.federation.protocol import deadline, policy
 from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, Start, digest, seal, unseal
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.site_host import SiteHost, States
+from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.protocol.states import States
 from fedgist.options import build, options
 
 MODEL = "mlp:hidden=16"
