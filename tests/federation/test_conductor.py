@@ -18,7 +18,7 @@ pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvfla
 from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
 from fedgist.federation.listener import REVOKED
-from fedgist.federation.protocol.flare_transport import FlareTransport
+from fedgist.federation.protocol.flare_transport import CUT, FlareTransport
 from fedgist.federation.protocol.framing import read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
@@ -117,6 +117,28 @@ def test_a_job_that_dies_takes_only_its_own_sites_along(short_folder: Path, begi
     first.end()
     with pytest.raises(FedgistError, match="the NVFlare server ended the job"):
         transport.exchange({"a": b"a"}, 5, 1)
+    transport.close()
+
+
+def test_the_sites_of_a_job_that_ended_are_asked_again_in_another(
+    short_folder: Path, begin: Callable[..., Job]
+) -> None:
+    """Where nobody looks after them any more, or one does not come back, they are lost as before."""
+    first, _ = begin("1", "a", "b"), begin("2", "c")
+    begun: list[Job] = []
+
+    def looked_after() -> bool:
+        if not begun:
+            begun.append(begin("3", "a", "b"))
+        return True
+
+    transport = FlareTransport(short_folder, looked_after)
+    transport.refresh()
+    first.end()
+    sent = {site: site.encode() for site in "abc"}
+    assert transport.exchange(sent, 5, 3) == {"a": b"A", "b": b"B", "c": b"C"}
+    begun[0].end()
+    assert transport.exchange(sent, 0.1, 3) == {"a": CUT, "b": CUT, "c": b"C"}
     transport.close()
 
 
