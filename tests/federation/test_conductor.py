@@ -27,7 +27,8 @@ class Job:
     """What listens where a job of NVFlare would: its sites say their own name, in upper case, or nothing."""
 
     def __init__(self, address: Path, sites: list[str]):
-        self.sites, self.silent = sites, set[str]()
+        self.sites, self.silent, self.ending = sites, set[str](), False
+        """Those that say nothing; and whether it still tells whom it holds, but carries nothing any more."""
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(str(address))
         self.door.listen()
@@ -48,12 +49,14 @@ class Job:
         try:
             with link.makefile("rwb") as stream:
                 write(stream, json.dumps(self.sites).encode())
-                while (order := read(stream)) is not None:
+                while (order := read(stream)) is not None and not self.ending:
                     for site in json.loads(order)["sites"]:
                         sent = read(stream) or b""
                         lost = site in self.silent
                         write(stream, json.dumps({"site": site, "lost": lost}).encode(), b"" if lost else sent.upper())
                     write(stream, b"{}")
+            if self.ending:
+                self._close(link)
         except OSError:
             return
 
@@ -129,7 +132,8 @@ def test_the_sites_of_a_job_that_ended_are_asked_again_in_another(
 
     def looked_after() -> bool:
         if not begun:
-            begun.append(begin("3", "a", "b"))
+            begin("3", "a", "b").ending = True
+            begun.append(begin("4", "a", "b"))
         return True
 
     transport = FlareTransport(short_folder, looked_after)

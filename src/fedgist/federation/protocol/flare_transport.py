@@ -62,7 +62,7 @@ class FlareTransport:
     """The driver's end: hands envelopes to the jobs that hold the sites, whose sockets lie in a folder.
 
     NVFlare ends a job for all of its sites when the process of one dies. Where somebody is there who begins another,
-    its sites are asked the same once more: they answer a request again, and no otherwise than before.
+    its sites are asked the same again: they answer a request once more, and no otherwise than before.
     """
 
     def __init__(self, folder: Path, looked_after: Callable[[], bool] = lambda: False):
@@ -91,16 +91,15 @@ class FlareTransport:
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
         until = time.monotonic() + timeout
         found = self._ask(requests, timeout, enough)
-        if cut := {site for site, answer in found.items() if answer == CUT}:
-            end = min(until, time.monotonic() + BACK)
-            while not cut <= self.refresh() and self._looked_after() and time.monotonic() < end:
-                time.sleep(0.5)
-            if not self._links:
-                raise FedgistError(
-                    "the NVFlare server ended the job; see its log, start it again, and go on with --resume"
-                )
-            again = {site: requests[site] for site in sorted(cut & self.sites)}
-            found |= self._ask(again, max(1.0, until - time.monotonic()), len(again))
+        end = min(until, time.monotonic() + BACK)
+        while (cut := {site for site in found if found[site] == CUT}) and self._looked_after():
+            time.sleep(0.5)  # a job that is ending may still answer the door
+            if (now := time.monotonic()) > end:
+                break
+            back = {site: requests[site] for site in sorted(cut & self.refresh())}
+            found |= self._ask(back, until - now, len(back))
+        if cut and not self._links:
+            raise FedgistError("the NVFlare server ended the job; see its log, start it again, and go on with --resume")
         return found
 
     def _ask(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
