@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,7 +21,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
 from fedgist.federation.listener import REVOKED
 from fedgist.federation.protocol.flare_transport import CUT, FlareTransport
-from fedgist.federation.protocol.framing import read, write
+from fedgist.federation.protocol.framing import LINKS, read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
 
@@ -250,3 +252,18 @@ def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conducto
     for moment in (0.0, 3.0):
         conductor.step(moment)
     assert conductor.session.jobs == [] and conductor.session.disabled == ["b"]
+
+
+def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
+    """The server's command ends it by a signal, each time."""
+    where = tmp_path / "server" / LINKS
+    where.parent.mkdir()
+    with subprocess.Popen([sys.executable, "-m", "fedgist.federation.conductor", str(tmp_path), "nobody"]) as process:
+        while not where.is_file() or not where.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        folder = Path(where.read_text())
+        assert folder.is_dir()
+        process.terminate()
+        process.wait(60)
+    assert not folder.exists()
