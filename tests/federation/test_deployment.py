@@ -163,7 +163,8 @@ def test_a_killed_site_is_named_and_the_run_ends(deployed: Deployment) -> None:
 def test_a_worker_of_a_site_is_killed_and_the_run_ends_as_without(deployed: Deployment) -> None:
     """kill -9 of the process that answers for a site, twice, and of nothing else: the site gets another by itself.
 
-    NVFlare ends the job of all sites then. With --min-sites 3 nobody may miss a round, so that the end is the same.
+    NVFlare ends the job of all sites then, and they are asked again in another. With --min-sites 3 nobody may miss a
+    round, so that the end is the same.
     """
     method = ["repshare", "--dataset", "digits", "--rounds", "12", "--set", "steps=100", "--min-sites", "3"]
     steady = deployed.run("calm", method=method)
@@ -181,11 +182,6 @@ def test_a_worker_of_a_site_is_killed_and_the_run_ends_as_without(deployed: Depl
         for worker in workers:
             worker.kill()
     run.process.wait(LONG)
-    for _ in range(2):  # one that NVFlare has missed for a while is left out, which --min-sites 3 does not bear
-        if run.process.returncode != 0:
-            assert "north" in run.said and "go on with --resume" in run.said, run.said
-            run = deployed.run("bereft", "--resume", "--wait", "200", method=method)
-            run.process.wait(LONG)
     assert run.process.returncode == 0, run.said
     assert site.process.poll() is None  # nobody has started it again
     for name in ("state_sha256", "bytes_up", "bytes_down"):
