@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from fedgist.cli import app
 from fedgist.federation.protocol.answered import Answered
-from fedgist.federation.protocol.site_host import States
+from fedgist.federation.protocol.states import States
 
 
 def chaos(*arguments: object) -> tuple[int, str]:

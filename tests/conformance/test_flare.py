@@ -55,12 +55,7 @@ def _running(work: Path, paths: str, address: Path, transport: FlareTransport) -
             simulator.wait()
 
 
-ROUNDING = pytest.mark.xfail(strict=False, reason="the last bit of fedsgd's gradients differs between processes")
-
-
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=ROUNDING) if name == "fedsgd" else name for name in methods.registry()]
-)
+@pytest.mark.parametrize("method", methods.registry())
 def test_the_simulator_gives_the_same(
     method: str, job: tuple[FlareTransport, Path], same_as_in_one_process: Callable[..., RemoteEngine]
 ) -> None:

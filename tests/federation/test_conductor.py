@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,8 +20,8 @@ pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvfla
 from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
 from fedgist.federation.listener import REVOKED
-from fedgist.federation.protocol.flare_transport import FlareTransport
-from fedgist.federation.protocol.framing import read, write
+from fedgist.federation.protocol.flare_transport import CUT, FlareTransport
+from fedgist.federation.protocol.framing import LINKS, read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
 
@@ -27,7 +29,8 @@ class Job:
     """What listens where a job of NVFlare would: its sites say their own name, in upper case, or nothing."""
 
     def __init__(self, address: Path, sites: list[str]):
-        self.sites, self.silent = sites, set[str]()
+        self.sites, self.silent, self.ending = sites, set[str](), False
+        """Those that say nothing; and whether it still tells whom it holds, but carries nothing any more."""
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(str(address))
         self.door.listen()
@@ -48,12 +51,14 @@ class Job:
         try:
             with link.makefile("rwb") as stream:
                 write(stream, json.dumps(self.sites).encode())
-                while (order := read(stream)) is not None:
+                while (order := read(stream)) is not None and not self.ending:
                     for site in json.loads(order)["sites"]:
                         sent = read(stream) or b""
                         lost = site in self.silent
                         write(stream, json.dumps({"site": site, "lost": lost}).encode(), b"" if lost else sent.upper())
                     write(stream, b"{}")
+            if self.ending:
+                self._close(link)
         except OSError:
             return
 
@@ -117,6 +122,29 @@ def test_a_job_that_dies_takes_only_its_own_sites_along(short_folder: Path, begi
     first.end()
     with pytest.raises(FedgistError, match="the NVFlare server ended the job"):
         transport.exchange({"a": b"a"}, 5, 1)
+    transport.close()
+
+
+def test_the_sites_of_a_job_that_ended_are_asked_again_in_another(
+    short_folder: Path, begin: Callable[..., Job]
+) -> None:
+    """Where nobody looks after them any more, or one does not come back, they are lost as before."""
+    first, _ = begin("1", "a", "b"), begin("2", "c")
+    begun: list[Job] = []
+
+    def looked_after() -> bool:
+        if not begun:
+            begin("3", "a", "b").ending = True
+            begun.append(begin("4", "a", "b"))
+        return True
+
+    transport = FlareTransport(short_folder, looked_after)
+    transport.refresh()
+    first.end()
+    sent = {site: site.encode() for site in "abc"}
+    assert transport.exchange(sent, 5, 3) == {"a": b"A", "b": b"B", "c": b"C"}
+    begun[0].end()
+    assert transport.exchange(sent, 0.1, 3) == {"a": CUT, "b": CUT, "c": b"C"}
     transport.close()
 
 
@@ -224,3 +252,18 @@ def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conducto
     for moment in (0.0, 3.0):
         conductor.step(moment)
     assert conductor.session.jobs == [] and conductor.session.disabled == ["b"]
+
+
+def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
+    """The server's command ends it by a signal, each time."""
+    where = tmp_path / "server" / LINKS
+    where.parent.mkdir()
+    with subprocess.Popen([sys.executable, "-m", "fedgist.federation.conductor", str(tmp_path), "nobody"]) as process:
+        while not where.is_file() or not where.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        folder = Path(where.read_text())
+        assert folder.is_dir()
+        process.terminate()
+        process.wait(60)
+    assert not folder.exists()

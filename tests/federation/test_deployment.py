@@ -160,6 +160,34 @@ def test_a_killed_site_is_named_and_the_run_ends(deployed: Deployment) -> None:
     assert "north" not in back.said
 
 
+def test_a_worker_of_a_site_is_killed_and_the_run_ends_as_without(deployed: Deployment) -> None:
+    """kill -9 of the process that answers for a site, twice, and of nothing else: the site gets another by itself.
+
+    NVFlare ends the job of all sites then, and they are asked again in another. With --min-sites 3 nobody may miss a
+    round, so that the end is the same.
+    """
+    method = ["repshare", "--dataset", "digits", "--rounds", "12", "--set", "steps=100", "--min-sites", "3"]
+    steady = deployed.run("calm", method=method)
+    steady.process.wait(LONG)
+    assert steady.process.returncode == 0, steady.said
+    run, site = deployed.run("bereft", method=method), deployed.sites["north"]
+    for round in (2, 7):
+        run.expect(f"round {round}/12")
+        workers = [
+            one
+            for one in psutil.Process(site.process.pid).children(recursive=True)
+            if "nvflare.private.fed.app.client.worker_process" in one.cmdline()
+        ]
+        assert workers
+        for worker in workers:
+            worker.kill()
+    run.process.wait(LONG)
+    assert run.process.returncode == 0, run.said
+    assert site.process.poll() is None  # nobody has started it again
+    for name in ("state_sha256", "bytes_up", "bytes_down"):
+        assert result_of(deployed, "bereft")[name] == result_of(deployed, "calm")[name], name
+
+
 def test_a_site_outside_its_policy_refuses(deployed: Deployment) -> None:
     """A clear line at the server, at the site and in the site's audit log; the others go on."""
     kit = deployed.fed / "sites" / "east"

@@ -118,9 +118,10 @@ class Model(Protocol):
         """The logits of given features."""
 
     @property
-    def linear(self) -> frozenset[str]:
-        """Layers that are x Wᵀ + b of flat activations x, and tell a tap what enters them."""
-        return frozenset()
+    def linear(self) -> tuple[str, ...]:
+        """Layers that are x Wᵀ + b of flat activations x, and tell a tap what enters them; in their order, because
+        sums over them are rounded in it."""
+        return ()
 
     @property
     def classifier(self) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.federation.listener import revoked
+from fedgist.federation.processes import end_in_order
 from fedgist.federation.protocol.flare_link import write_job
 from fedgist.federation.protocol.framing import LINKS, read
 
@@ -105,7 +106,8 @@ def session_of(admin_kit: Path, admin: str) -> Any:
 
 
 def main(federation: Path, admin: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
+    end_in_order()  # the folder goes, too
+    with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
         (federation / "server" / LINKS).write_text(folder, encoding="utf-8")
         conductor, said = None, ""
         while True:

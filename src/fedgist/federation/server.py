@@ -119,7 +119,13 @@ class Members:
                 f"the server at {federation.server}:{federation.port} does not answer; start it with "
                 f"`fedgist federation start {federation.path}`"
             )
-        with contextlib.closing(FlareTransport(Path(where.read_text(encoding="utf-8")))) as transport:
+        links = where.read_text(encoding="utf-8")
+
+        def looked_after() -> bool:
+            """Whether the server that this began with still gives its sites jobs."""
+            return processes.in_use(federation.server_kit) and where.read_text(encoding="utf-8") == links
+
+        with contextlib.closing(FlareTransport(Path(links), looked_after)) as transport:
             there = transport.wait(set(federation.sites), self.wait)
             if not there:
                 raise FedgistError(

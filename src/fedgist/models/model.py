@@ -88,8 +88,8 @@ class LayeredModel(Model):
         return dict(self._layer_shapes)
 
     @property
-    def linear(self) -> frozenset[str]:
-        return frozenset(name for name, layer in self.layers if isinstance(layer, Linear))
+    def linear(self) -> tuple[str, ...]:
+        return tuple(name for name, layer in self.layers if isinstance(layer, Linear))
 
     def __call__(
         self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None

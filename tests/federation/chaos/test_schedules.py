@@ -14,11 +14,11 @@ from fedgist.core.message import WireError
 from fedgist.experiments.folder import RunFolder
 from fedgist.federation.chaos import campaign, schedule
 from fedgist.federation.chaos.tally import Tally
-from fedgist.federation.protocol import remote_engine, site_host
+from fedgist.federation.protocol import remote_engine, states
 from fedgist.federation.protocol.answered import Answered
 from fedgist.federation.protocol.envelope import DIGEST, KINDS, Reply, Request, unseal
 from fedgist.federation.protocol.remote_engine import RemoteEngine
-from fedgist.federation.protocol.site_host import States
+from fedgist.federation.protocol.states import States
 
 SCHEDULES = 300
 
@@ -90,7 +90,7 @@ def double_apply(patch: pytest.MonkeyPatch) -> None:
 
     def newest(self: States, version: str) -> Any:
         known = [name for name in self._known if name]
-        return get(self, max(known, key=site_host._when) if known else version)
+        return get(self, max(known, key=states._when) if known else version)
 
     patch.setattr(States, "get", newest)
 

@@ -34,7 +34,8 @@ from fedgist.federation import site_setup
 from fedgist.federation.protocol import deadline, policy
 from fedgist.federation.protocol.envelope import Ready, Refusal, Reply, Request, Start, digest, seal, unseal
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.site_host import SiteHost, States
+from fedgist.federation.protocol.site_host import SiteHost
+from fedgist.federation.protocol.states import States
 from fedgist.options import build, options
 
 MODEL = "mlp:hidden=16"
@@ -281,7 +282,7 @@ def test_a_site_on_nvflare_ends_its_process(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     flare_site._end("a")
-    assert ended == [1] and "cannot be broken off; its process ends" in caplog.text
+    assert ended == [0] and "cannot be broken off; its process ends" in caplog.text
 
 
 def test_a_deadline_that_is_kept_leaves_no_trace() -> None:

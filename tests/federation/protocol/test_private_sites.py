@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,10 @@ def method() -> Counting:
     return Counting(NoOptions(), TASK)
 
 
-def host(folder: Path, epsilon: float | None = None) -> SiteHost:
+def host(folder: Path, epsilon: float | None = None, data: ClientData = DATA, private: bool = True) -> SiteHost:
     rules = Policy(methods=("counting",), epsilon=epsilon)
-    return SiteHost("a", folder, lambda start: (method(), DATA), executor("sequential"), rules)
+    made = Counting(NoOptions(), replace(TASK, private=private))
+    return SiteHost("a", folder, lambda start: (made, data), executor("sequential"), rules)
 
 
 class Sites:
@@ -174,6 +176,38 @@ def test_a_run_that_was_forgotten_is_charged_anew(tmp_path: Path) -> None:
         assert isinstance(unseal(made.handle(asked))[0], Reply)
         assert sum(one.times for one in Book(tmp_path / "privacy.jsonl").releases) == times
         shutil.rmtree(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("rare", [0, 1, 9, 10])
+def test_rules_that_depend_on_several_records_are_not_applied_in_a_private_run(
+    rare: int, private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a class has ten samples, or all of them have, would tell of the tenth: no refusal, and nothing left out.
+
+    A test set, whatever its size, is not used. A run that is not private shows that the rules would have struck.
+    """
+    seen: list[tuple[list[int], bool]] = []
+
+    async def count(self: Counting, me: fg.Site, msg: Count) -> Total:
+        seen.append((me.data.counts().tolist(), me.data.test is not None))
+        return Total(me.data.counts().double())
+
+    monkeypatch.setattr(Counting, "count", count)
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    answers = []
+    for common in (0, 20):
+        labels = torch.tensor([0] * common + [1] * rare, dtype=torch.int64)
+        tests = torch.zeros(40 + rare, 1, 1, 1), torch.zeros(40 + rare, dtype=torch.int64)
+        data = ClientData(torch.zeros(len(labels), 1, 1, 1), labels, 2, tests)
+        made = host(tmp_path / str(common), data=data, private=private)
+        made.handle(seal(start({"privacy": PRIVACY} if private else None)))
+        answers.append(type(unseal(made.handle(asked))[0]))
+    if private:
+        assert answers == [Reply, Reply] and seen == [([0, rare], False), ([20, rare], False)]
+    else:
+        kept = rare if rare == 10 else 0
+        assert answers == [Refusal if 0 < rare < 10 else Reply, Reply] and seen[-1] == ([20, kept], rare == 10)
 
 
 class Killed(BaseException):

@@ -14,7 +14,7 @@ from asking import CODEC, START, TASK, Asking, Config, Look, Ping, asked, host, 
 from fedgist.core.message import WireError, tag_of
 from fedgist.core.rng import Rng
 from fedgist.engines import executor
-from fedgist.federation.protocol import audit, site_host
+from fedgist.federation.protocol import audit, site_run, states
 from fedgist.federation.protocol.envelope import (
     AGAIN,
     PROTOCOL,
@@ -129,7 +129,7 @@ def test_a_token_that_is_none(tmp_path: Path, token: bytes) -> None:
 
 
 def test_starts_without_end_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_host, "STARTS", 3)
+    monkeypatch.setattr(site_run, "STARTS", 3)
     site = host(tmp_path)
     for number in range(9):
         site.handle(seal(START, b"%02x" % number))
@@ -178,7 +178,7 @@ def test_rounds_that_count_down_do_not_fill_the_disk(tmp_path: Path) -> None:
     for round in range(60, 0, -1):
         assert asked(site.handle(another(0, round))) == 1
     kept = list((tmp_path / "a" / "runs" / "run-1").glob("*.safetensors"))
-    assert len(kept) == site_host.NEWER + 1
+    assert len(kept) == states.NEWER + 1
 
 
 class Wire:

@@ -15,7 +15,7 @@ from fedgist.experiments.folder import KEPT_CHECKPOINTS, RunFolder, read_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.federation.chaos.world import World
 from fedgist.federation.protocol import audit
-from fedgist.federation.protocol.site_host import NEWER
+from fedgist.federation.protocol.states import NEWER
 
 LONGEST = 1e5
 """Seconds on the simulated clock that a schedule may take."""

@@ -104,6 +104,8 @@ class FlareServer:
                 continue
             waiting.discard(site)
             if data is None:
+                if collab.is_aborted:  # nobody's fault: the driver finds all of them in another job
+                    raise ConnectionAbortedError("the job is being ended")
                 self.sites.discard(site)
             write(stream, json.dumps({"site": site, "lost": data is None}).encode(), data or b"")
             answered += data is not None

@@ -8,13 +8,17 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from fedgist.core.errors import FedgistError
 from fedgist.federation.protocol.framing import read, write
 from fedgist.federation.protocol.remote_engine import Lost
+
+CUT = Lost("lost its connection")
+BACK = 90.0
+"""Seconds for the sites of a job that has ended to be in another."""
 
 
 class Link:
@@ -55,10 +59,14 @@ class Link:
 
 
 class FlareTransport:
-    """The driver's end: hands envelopes to the jobs that hold the sites, whose sockets lie in a folder."""
+    """The driver's end: hands envelopes to the jobs that hold the sites, whose sockets lie in a folder.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    NVFlare ends a job for all of its sites when the process of one dies. Where somebody is there who begins another,
+    its sites are asked the same again: they answer a request once more, and no otherwise than before.
+    """
+
+    def __init__(self, folder: Path, looked_after: Callable[[], bool] = lambda: False):
+        self.folder, self._looked_after = folder, looked_after
         self._links: dict[Path, Link] = {}
 
     @property
@@ -81,6 +89,21 @@ class FlareTransport:
         return wanted & self.sites
 
     def exchange(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        until = time.monotonic() + timeout
+        found = self._ask(requests, timeout, enough)
+        end = min(until, time.monotonic() + BACK)
+        while (cut := {site for site in found if found[site] == CUT}) and self._looked_after():
+            time.sleep(0.5)  # a job that is ending may still answer the door
+            if (now := time.monotonic()) > end:
+                break
+            back = {site: requests[site] for site in sorted(cut & self.refresh())}
+            found |= self._ask(back, until - now, len(back))
+        if cut and not self._links:
+            raise FedgistError("the NVFlare server ended the job; see its log, start it again, and go on with --resume")
+        return found
+
+    def _ask(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        """By those jobs that there are."""
         found: dict[str, bytes | Lost] = {}
         left = dict(requests)
         threads, broken = [], list[Path]()
@@ -90,7 +113,7 @@ class FlareTransport:
                 found.update(link.exchange(part, timeout, min(len(part), enough)))
             except (OSError, ValueError):  # the latter from a file that is closed meanwhile, or a line that is none
                 broken.append(address)
-                found.update(dict.fromkeys(part, Lost("lost its connection")))
+                found.update(dict.fromkeys(part, CUT))
 
         for address, link in self._links.items():
             if part := {site: left.pop(site) for site in sorted(left.keys() & link.sites)}:
@@ -101,8 +124,6 @@ class FlareTransport:
             thread.join()
         for address in broken:
             self._links.pop(address).close()
-        if broken and not self._links:
-            raise FedgistError("the NVFlare server ended the job; see its log, start it again, and go on with --resume")
         return found | {site: Lost("is not connected") for site in left}
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgist.core import tree
 from fedgist.core.codec import Leaves, size, to_bytes
@@ -36,10 +36,8 @@ from fedgist.federation.protocol.envelope import (
 from fedgist.federation.protocol.letters import About, Desk, Seen, bundle, nonce_of, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.site_run import SiteRun
 from fedgist.words import plain
-
-if TYPE_CHECKING:
-    from fedgist.federation.protocol.site_host import SiteRun
 
 ASKED, FINISHED, SKIPPED = "asked", "finished", "skipped"
 SCORES = {tag_of(Score), tag_of(Hits)}
@@ -54,7 +52,7 @@ Note = Callable[..., None]
 class PeerRun(Asker):
     """One run, as a site takes part in it."""
 
-    def __init__(self, site: "SiteRun", network: Network, desk: Desk, note: Note):
+    def __init__(self, site: SiteRun, network: Network, desk: Desk, note: Note):
         start, info = site.start, {id: {"model": model} for id, model in network.models.items()}
         super().__init__(site.method, info, seed=start.seed, executor=site.executor, info=info)
         self.site, self.desk, self.note, self.run, self.me = site, desk, note, start.run, site.id
