@@ -87,6 +87,8 @@ def table(
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
     device: Annotated[str, flag("device", "Where the methods run.", "NAME")] = "auto",
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N")] = 1,
+    pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,
     out: Annotated[Path, flag("out", "The file of numbers, to which is added what it lacks.", "FILE")] = Path(
         "leaks.json"
     ),
@@ -96,13 +98,16 @@ def table(
     with speaking(debug):
         from fedgist.experiments import leak_table
 
-        given = {"dataset": dataset, "limit": limit, "model": model, "data_dir": data_dir, "device": device}
+        for name, value in (("effort", effort), ("seeds", seeds), ("jobs", jobs)):
+            if value < 1:
+                raise FedgistError(f"--{name} must be at least 1, not {value}")
+        given = {"limit": limit, "model": model, "data_dir": data_dir, "device": device}
         given = {name: value for name, value in given.items() if value is not None}
         names = [name.strip() for name in only.split(";")] if only else None
         command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + "".join(
-            f" --{name} {value}" for name, value in (("limit", limit), ("model", model)) if value
+            f" --{name} {value}" for name, value in (("limit", limit), ("model", model), ("effort", effort)) if value
         )
-        made = leak_table.make(names, given, range(seeds), out, command, effort)
+        made = leak_table.make(dataset, names, given, range(seeds), out, command, effort, jobs, pictures)
         print(leak_table.markdown(made), end="")
 
 

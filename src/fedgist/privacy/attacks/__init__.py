@@ -2,6 +2,7 @@
 
 from fedgist.privacy.attacks.classes import presence, shares
 from fedgist.privacy.attacks.differencing import differencing
+from fedgist.privacy.attacks.first_layer import first_layer
 from fedgist.privacy.attacks.images import copied, image_membership
 from fedgist.privacy.attacks.interface import Attack, Judge, Known, NothingToSee, Score
 from fedgist.privacy.attacks.inversion import inversion
@@ -10,6 +11,7 @@ from fedgist.privacy.attacks.moments import moment_membership, reconstruction
 
 ATTACKS: dict[str, Attack] = {
     "inversion": inversion,
+    "first layer": first_layer,
     "membership": membership,
     "images": image_membership,
     "copies": copied,

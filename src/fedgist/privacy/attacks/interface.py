@@ -131,11 +131,13 @@ class Judge:
 
     # Images
 
-    def alike(self, clients: Sequence[str], images: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        """How alike images are to the most alike that these clients hold of their classes, in dB, and those."""
+    def alike(self, clients: Sequence[str], images: Tensor, labels: Tensor | None = None) -> tuple[float, Tensor]:
+        """How alike images are to the most alike that these clients hold (of their classes), in dB, and those."""
         x, y = self._held(clients)
         found, true = [], []
-        for image, label in zip(self.pixels(images.cpu()), labels.tolist(), strict=True):
+        for image, label in zip(
+            self.pixels(images.cpu()), [-1] * len(images) if labels is None else labels.tolist(), strict=True
+        ):
             held = self.pixels(x[y == label]) if (y == label).any() else self.pixels(x)
             each = similarity.psnr(image.expand_as(held), held)
             found.append(float(each.max()))

@@ -22,7 +22,7 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     method, options = known.method, known.method.config
     if not isinstance(options, LocalOptions) or len(method.task.shape) != 3:
         raise NothingToSee("no update of a model by images is seen")
-    seen = _first(transcript, level)
+    seen = first_update(transcript, level)
     check_plain(options, seen.seen.round, seen.seen.round)
     steps, count = _looked_for(options, sum(known.sizes[id] for id in seen.seen.clients) // len(seen.seen.clients))
     lr = options.lr_at(seen.seen.round) * effective_steps(steps, options.momentum)
@@ -40,7 +40,8 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     return Score(value, blind, "PSNR, dB", about, {"cosine": found.cosine}, rows)
 
 
-def _first(transcript: Transcript, level: str) -> Update:
+def first_update(transcript: Transcript, level: str) -> Update:
+    """The first that moves a model, of one client or the mean of several."""
     for seen in transcript.seen(level, "weights", "update", "gradient", "images"):
         try:
             found = transcript.update_in(seen)
