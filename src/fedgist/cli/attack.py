@@ -1,4 +1,4 @@
-"""Commands that attack what a run sent, to show what it gives away: attack all, controls, inversion, lint."""
+"""Commands that attack what runs sent: attack all, controls, table, lira, inversion, lint."""
 
 import json
 import math
@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedgist.cli.common import Debug, Json, flag, speaking
+from fedgist.cli.common import Debug, Flags, Json, Profile, Set, WithSet, flag, run_flags, speaking, warning_once
 from fedgist.core.errors import FedgistError
+from fedgist.options import Role
 
 app = typer.Typer()
 attack_app = typer.Typer(help="Attacks on a recorded run: what its messages give away.", no_args_is_help=True)
@@ -109,6 +110,51 @@ def table(
         )
         made = leak_table.make(dataset, names, given, range(seeds), out, command, effort, jobs, pictures)
         print(leak_table.markdown(made), end="")
+
+
+@attack_app.command(cls=WithSet)
+@run_flags(Role.NONE, "seed", "seeds", "out")
+def lira(
+    method: Annotated[str, typer.Argument(help="The method.")],
+    flags: Flags,
+    runs: Annotated[int, flag("runs", "Shadow runs, each on a random half of all samples.", "N")] = 32,
+    together: Annotated[int, flag("together", "Runs driven together, which the engine stacked stacks.", "N")] = 8,
+    set: Set = None,
+    profile: Profile = "small",
+    out: Annotated[Path, flag("out", "Folder of the runs, which are found again in it.", "DIR")] = Path("runs/lira"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The likelihood ratio attack (LiRA): membership in what a model was made of, judged by many runs. It takes long.
+
+    Every run is a federation on a random half of each client's samples; each is judged by all others. With --clients 1
+    it is about what one client's replies make, with more about what comes out for all.
+    """
+    with speaking(debug), warning_once():
+        from fedgist.experiments import shadows
+        from fedgist.experiments.config import assignments
+
+        layer = {**assignments(set or []), **flags, "method": method}
+        found = shadows.attack(layer, runs, out, together, profile)
+        _rates(found, as_json)
+
+
+def _rates(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    fitted = found["fitted"]
+    print(f"{found['runs']} runs on halves of {found['samples']} samples, test accuracy {found['accuracy']:.4f};")
+    print(f"right of those held {fitted['held']:.4f}, of the others {fitted['others']:.4f}")
+    table = Table("", "AUC", "±", "found at 1 % wrong", "±", "at 0.1 %")
+    for name in ("likelihood ratio", "loss threshold", "blind"):
+        row = found[name]
+        cells = [row[key] for key in ("auc", "auc std", "at_one_percent", "at_one_percent std", "at_a_thousandth")]
+        table.add_row(name, *("–" if cell is None else f"{cell:.4f}" for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> None:
