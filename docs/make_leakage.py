@@ -44,7 +44,9 @@ def points() -> list[tuple[str, float, float, float]]:
             tried = [
                 one["value"] - one["control"]
                 for one in run["attacks"]
-                if one["attack"] in ("membership", "images", "moments") and one["level"] == "replies" and one["value"]
+                if one["attack"] in ("membership", "trajectory", "images", "moments")
+                and one["level"] == "replies"
+                and one["value"]
             ]
             if tried and run["accuracy"] is not None:
                 found.append((row, float(run["bytes"]), 100 * run["accuracy"], max(tried)))

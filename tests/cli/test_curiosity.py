@@ -16,7 +16,9 @@ from fedgist.privacy.attacks.interface import auc, tpr
 TINY = ["--model", "mlp:hidden=8", "--rounds", "2", "--record", "all", "--device", "cpu", "-q", "--alpha", "0.1"]
 LEAST = {  # found at least, and above the blind guess by at least
     "inversion": (20, 5),
+    "first layer": (25, 10),
     "membership": (0.8, 0.2),
+    "trajectory": (0.65, 0.12),
     "images": (0.8, 0.3),
     "copies": (0.8, 0.3),
     "moments": (0.99, 0.4),

@@ -186,6 +186,7 @@ def inversion(
     restarts: Annotated[int, flag("restarts", "Searches, of which the best fit counts.", "N")] = 1,
     lr: Annotated[float, flag("lr", "Step of the cosine attack (signed Adam).", "X")] = 0.1,
     tv: Annotated[float, flag("tv", "Weight of total variation in the cosine attack.", "X")] = 0.03,
+    device: Annotated[str, flag("device", "Where the search runs.", "NAME")] = "cpu",
     seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -196,6 +197,7 @@ def inversion(
     range of pixels. The true images are rebuilt only to judge what it found.
     """
     with speaking(debug):
+        from fedgist import engines
         from fedgist.experiments import leakage
         from fedgist.experiments.folder import run_folders
         from fedgist.privacy.inversion import ATTACKS, LABELS, Attack
@@ -216,7 +218,7 @@ def inversion(
         if len(folders) > 1:
             raise FedgistError(f"{run} holds {len(folders)} runs; name one, such as {folders[0].path}")
         chosen = Attack(kind, labels, iterations, restarts, lr, tv)
-        finding = leakage.invert(folders[0], chosen, client, round, view, seed)
+        finding = leakage.invert(folders[0], chosen, client, round, view, seed, str(engines.find_device(device)))
         written = leakage.write(finding, folders[0])
         if as_json:
             print(json.dumps({**finding.report, "files": [str(path) for path in written]}))

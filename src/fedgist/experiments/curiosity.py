@@ -145,12 +145,14 @@ DIGITS: Mapping[str, Any] = {"dataset": "digits", "clients": 1, "partition": "ii
 _REAL = {"method": "real", "model": "mlp:hidden=8", "rounds": 1, "ipc": 10, "limit": 150, "server_epochs": 1}
 _ONE = {"method": "fedavg", "model": "mlp:hidden=32", "rounds": 1, "steps": 1, "batch": 1, "lr": 0.1, "limit": 1}
 _OVERFITTED = {"method": "fedavg", "model": "mlp", "rounds": 1, "epochs": 150, "lr": 0.3, "limit": 30}
+_FITTED = {**_OVERFITTED, "clients": 5, "rounds": 12, "steps": 10, "batch": 30, "lr": 0.1, "limit": 150}
 _GIST = {"method": "gist", "rounds": 1}
 _SKEWED = {**_GIST, "clients": 5, "partition": "dirichlet", "alpha": 0.1, "limit": 300}
 PLANTED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "inversion": ("one image, one step", "replies", _ONE),
     "first layer": ("three images, one step", "replies", {**_ONE, "batch": 3, "limit": 3}),
     "membership": ("an overfitted model", "replies", _OVERFITTED),
+    "trajectory": ("clients of 30 samples", "replies", _FITTED),
     "images": ("real images", "replies", _REAL),
     "copies": ("real images", "replies", _REAL),
     "moments": ("fewer samples than features", "sums", {**_GIST, "limit": 60}),

@@ -34,15 +34,11 @@ def first_layer(transcript: Transcript, level: str, known: Known, judge: Judge) 
 
 def read_off(seen: Update, shape: tuple[int, ...], low: Tensor, high: Tensor) -> Tensor:
     """The likeliest images: those that most neurons agree upon, and that keep to the range of values."""
-    inputs = math.prod(shape)
-    layers = [
-        name.removesuffix(".weight")
-        for name, value in seen.update.items()
-        if name.endswith(".weight") and value.dim() == 2 and value.shape[1] == inputs
-    ]
-    if not layers or f"{layers[0]}.bias" not in seen.update:
+    inputs, layer = math.prod(shape), next(iter(seen.update)).removesuffix(".weight")
+    parts = [seen.update.get(f"{layer}.{part}") for part in ("weight", "bias")]
+    if parts[0] is None or parts[1] is None or parts[0].shape[1:] != (inputs,):
         raise NothingToSee("the first layer is no linear one with biases")
-    weight, bias = (seen.update[f"{layers[0]}.{part}"].double() for part in ("weight", "bias"))
+    weight, bias = (part.double() for part in parts if part is not None)
     strong = bias.abs() > 1e-4 * bias.abs().max()
     images = (weight[strong] / bias[strong, None]).view(-1, *shape)
     outside = ((low - images).clamp_min(0) + (images - high).clamp_min(0)).div(high - low).flatten(1).mean(1)

@@ -1,5 +1,7 @@
 """Update inversion as one attack among others: images of a client from the first update that is seen of it."""
 
+import dataclasses
+
 import torch
 
 from fedgist.core import tree
@@ -27,7 +29,8 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     steps, count = _looked_for(options, sum(known.sizes[id] for id in seen.seen.clients) // len(seen.seen.clients))
     lr = options.lr_at(seen.seen.round) * effective_steps(steps, options.momentum)
     plan = {"index": torch.arange(count)[None], "mask": torch.ones(1, count)}
-    training = Training(trainer(options, method.model), lr, plan)
+    plain = dataclasses.replace(options, noise_multiplier=0.0)  # noise in training is nothing that a search could know
+    training = Training(trainer(plain, method.model), lr, plan)
     update = {name: value / lr for name, value in seen.update.items()}
     low, high = torch.tensor(method.task.low), torch.tensor(method.task.high)
     found = Attack(iterations=known.effort, tv=0.01)(training, seen.before, update, low, high, known.rng("inversion"))
