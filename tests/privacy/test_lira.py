@@ -1,4 +1,4 @@
-"""The likelihood ratio attack on confidences whose distribution is known, and on a model that is fitted to its samples."""
+"""The likelihood ratio attack: on confidences whose distribution is known, and on models fitted to their samples."""
 
 import json
 import math
@@ -45,31 +45,10 @@ def test_confidence_is_the_logit_of_the_probability():
 
 def test_a_fitted_model_gives_its_samples_away():
     """The planted leak: an MLP fitted to some thirty digits. Another run's model in its place gives nothing away."""
-    arguments = [
-        "attack",
-        "lira",
-        "fedavg",
-        "--dataset",
-        "digits",
-        "--clients",
-        "1",
-        "--model",
-        "mlp:hidden=32",
-        "--runs",
-    ]
-    arguments += [
-        "8",
-        "--rounds",
-        "1",
-        "--set",
-        "epochs=100",
-        "--set",
-        "steps=0",
-        "--set",
-        "lr=0.3",
-        "--set",
-        "limit=60",
-    ]
+    overfit = {"epochs": 100, "steps": 0, "lr": 0.3, "limit": 60}
+    settings = [word for name, value in overfit.items() for word in ("--set", f"{name}={value}")]
+    arguments = ["attack", "lira", "fedavg", "--dataset", "digits", "--clients", "1", "--model", "mlp:hidden=32"]
+    arguments += ["--runs", "8", "--rounds", "1", *settings]
     result = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--out", "shadows", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
