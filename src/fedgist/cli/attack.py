@@ -146,9 +146,9 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    fitted = found["fitted"]
+    right = found["right"]
     print(f"{found['runs']} runs on halves of {found['samples']} samples, test accuracy {found['accuracy']:.4f};")
-    print(f"right of those held {fitted['held']:.4f}, of the others {fitted['others']:.4f}")
+    print(f"right of those held {right['held']:.4f}, of the others {right['others']:.4f}")
     table = Table("", "AUC", "±", "found at 1 % wrong", "±", "at 0.1 %")
     for name in ("likelihood ratio", "loss threshold", "blind"):
         row = found[name]

@@ -58,29 +58,24 @@ def attack(layer: dict[str, Any], runs: int, out: Path, together: int, profile: 
     whole = sources.from_dataset(dataclasses.replace(each[0], device="cpu"))
     x, y = (torch.cat([getattr(data, name) for data in whole.sites.values()]) for name in ("x", "y"))
     inside = torch.stack([torch.cat([*held(config, whole).values()]) for config in each])
-    sure = torch.stack([confidences(result, x, y) for result in results])
+    logits = torch.stack([_logits(result, x) for result in results])
+    sure = torch.stack([lira.confidence(each, y) for each in logits])
+    right = (logits.argmax(2) == y).double()
     return {
         "runs": runs,
         "samples": len(y),
         "accuracy": statistics.fmean(result.accuracy for result in results),
-        "fitted": _fitted(sure, inside),
+        "right": {"held": float(right[inside].mean()), "others": float(right[~inside].mean())},
         "likelihood ratio": _over([lira.rates(lira.ratios(sure, inside, t), inside[t]) for t in range(runs)]),
         "loss threshold": _over([lira.rates(sure[t], inside[t]) for t in range(runs)]),
         "blind": _over([lira.rates(lira.ratios(sure, inside, t, seen=(t + 1) % runs), inside[t]) for t in range(runs)]),
     }
 
 
-def confidences(result: Result, x: Tensor, y: Tensor) -> Tensor:
-    """Of the model that came out, in every sample's own label."""
+def _logits(result: Result, x: Tensor) -> Tensor:
+    """Of the model that came out."""
     with torch.no_grad():
-        logits = torch.cat([result.model(part) for part in x.split(BATCH)])
-    return lira.confidence(logits, y)
-
-
-def _fitted(sure: Tensor, inside: Tensor) -> dict[str, float]:
-    """How many are classified rightly (they have over half of all probability) of those held, and of the others."""
-    right = (sure > 0).double()
-    return {"held": float(right[inside].mean()), "others": float(right[~inside].mean())}
+        return torch.cat([result.model(part) for part in x.split(BATCH)])
 
 
 def _over(each: Sequence[Rates]) -> dict[str, Any]:
