@@ -17,7 +17,7 @@ from fedgist.privacy.transcript import Transcript, Update
 
 MOST = 16
 ALIKE = 0.002
-"""How far apart two readings of one image may be, as a part of the range of its values, on average: rounding, no more."""
+"""How far apart readings of one image may be, on average, as a part of the range of values: rounding, no more."""
 
 
 def first_layer(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
