@@ -156,11 +156,12 @@ def write(finding: Finding, folder: RunFolder) -> list[Path]:
     return [*written, place / f"{name}.png"]
 
 
-def picture(rows: list[Tensor], path: Path, most: int = 16, zoom: int = 2) -> None:
-    """Images side by side, one row for each set, at most so many of each."""
+def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
+    """Images side by side, one row for each set, at most so many of each; some fifty pixels high."""
     from PIL import Image
 
     height, width = rows[0].shape[-2:]
+    zoom = max(1, 56 // height)
     columns = min(most, max(map(len, rows)))
     sheet = torch.ones(3, len(rows) * (height + 2) - 2, columns * (width + 2) - 2)
     for i, row in enumerate(rows):

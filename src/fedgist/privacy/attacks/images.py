@@ -29,13 +29,17 @@ def image_membership(transcript: Transcript, level: str, known: Known, judge: Ju
 
 
 def copied(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
-    """How many of the shared images are nearer to a sample of their client's than to one that nobody holds."""
+    """How many of the shared images are nearer to a sample of a client's than to any of as many that nobody holds; and
+    how many are, to an eye, one of all that clients hold.
+    """
     shared = shared_images(transcript, level)
     everybody = tuple(sorted({id for clients in shared for id in clients}))
     x, y = (torch.cat(parts) for parts in zip(*shared.values(), strict=True))
     share, rows = judge.nearer(everybody, x, y)
     control, _ = judge.nearer(everybody, *known.reserve)
-    return Score(share, control, "share nearer to a client's", _about(shared), rows=rows)
+    equal = {"equal": judge.found_again(everybody, x), "equal, blind": judge.found_again(everybody, known.reserve[0])}
+    about = f"{_about(shared)}, {equal['equal']:.0%} of them a client's own (blind {equal['equal, blind']:.0%})"
+    return Score(share, control, "share nearer to a client's", about, equal, rows)
 
 
 def shared_images(transcript: Transcript, level: str) -> dict[tuple[str, ...], Samples]:

@@ -20,6 +20,8 @@ from fedgist.privacy.transcript import Transcript
 
 FEWEST = 100
 """Samples that nobody trained on from which on a rate of 1 % means something."""
+EQUAL = 30.0
+"""dB from which on two images are the same to an eye."""
 MOST = 500
 """Samples of a challenge that were trained on, at most."""
 
@@ -174,6 +176,12 @@ class Judge:
         names = ("as sent", "nearest that a client holds", "nearest that nobody holds")
         shown = {name: self.pixels(torch.stack([row[1][i] for row in rows[:16]])) for i, name in enumerate(names)}
         return sum(wins) / len(wins), shown
+
+    def found_again(self, clients: Sequence[str], images: Tensor) -> float:
+        """The share of images that are all but equal to one that these clients hold."""
+        held = self.pixels(self._held(clients)[0])
+        each = [float(similarity.psnr(image.expand_as(held), held).max()) for image in self.pixels(images.cpu())]
+        return sum(one > EQUAL for one in each) / len(each)
 
     def _held(self, clients: Sequence[str]) -> Samples:
         parts = [self._sites[id] for id in clients]
