@@ -16,7 +16,8 @@ from fedgist.experiments.leak_table import markdown
 HERE = Path(__file__).parent
 PAGE, PICTURE = HERE / "leakage.md", HERE / "images" / "leakage.svg"
 RESULTS = HERE.parent / "benchmarks" / "results"
-TABLE = re.compile(r"(<!-- leaks: (\S+) -->\n\n)(?:\|.*\n)*")
+TABLE = re.compile(r"(<!-- leaks: (\S+) -->\n\n)(?:(?:\||Not run yet).*\n)*")
+SHADOWS = re.compile(r"(<!-- lira -->\n\n)(?:(?:\||Not run yet).*\n)*")
 DRAWN = "leaks-mnist", "leaks-mnist5k", "leaks-digits"
 """The file that is drawn: the first of these that is there."""
 MEMBERSHIP = ("membership", "trajectory", "images", "moments")
@@ -43,7 +44,32 @@ def results(name: str) -> dict[str, Any]:
 
 def page(text: str) -> str:
     """The page with its tables as the files say."""
-    return TABLE.sub(lambda found: found[1] + markdown(results(found[2])), text)
+    text = TABLE.sub(lambda found: found[1] + table(found[2]), text)
+    return SHADOWS.sub(lambda found: found[1] + shadows(), text)
+
+
+def table(name: str) -> str:
+    if not (RESULTS / f"{name}.json").is_file():
+        return f"Not run yet: there is no `benchmarks/results/{name}.json`.\n"
+    return markdown(results(name))
+
+
+def shadows() -> str:
+    """What likelihood ratios found, by data set, method and number of clients."""
+    files = sorted(RESULTS.glob("lira-*.json"))
+    if not files:
+        return "Not run yet: there is no `benchmarks/results/lira-*.json`.\n"
+    lines = ["| | accuracy | right of members, of others | AUC | found at 1 % wrong | loss alone: AUC | blind: AUC |"]
+    lines.append("|" + "---|" * 7)
+    for path in files:
+        for name, one in results(path.stem)["rows"].items():
+            ratio, loss, blind = (one[key] for key in ("likelihood ratio", "loss threshold", "blind"))
+            rate = "–" if ratio["at_one_percent"] is None else f"{100 * ratio['at_one_percent']:.1f} %"
+            right = ", ".join(f"{100 * one['right'][key]:.1f}" for key in ("held", "others"))
+            areas = [f"{ratio['auc']:.3f} ± {ratio['auc std']:.3f}", rate, f"{loss['auc']:.3f}", f"{blind['auc']:.3f}"]
+            told = f"{path.stem.removeprefix('lira-')}, {name}", f"{100 * one['accuracy']:.1f}", right
+            lines.append(f"| {' | '.join((*told, *areas))} |")
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,9 @@ def points() -> list[Point]:
 
 
 def image_found(run: dict[str, Any]) -> bool:
-    """Whether the server, seeing replies, or sums where nothing else is seen, has found an image of a client's."""
+    """Whether an attack has found an image of a client's, or one was sent."""
+    if any(one["attack"] == "copies" and (one["value"] or 0) > (one.get("control") or 0) for one in run["attacks"]):
+        return True
     alike = [one.get("best") or one["value"] for one in run["attacks"] if one.get("measure") == "PSNR, dB"]
     return max(alike, default=0.0) > FOUND
 
