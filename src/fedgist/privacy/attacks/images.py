@@ -29,7 +29,7 @@ def image_membership(transcript: Transcript, level: str, known: Known, judge: Ju
 
 
 def copied(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
-    """How many of the shared images are, to an eye, one that a client holds; and how many are nearer to one of a client's
+    """How many of the shared images are, to an eye, one that a client holds; and how many are nearer to one of theirs
     than to any of as many that nobody holds, which says less where clients hold far more than those.
     """
     shared = shared_images(transcript, level)
