@@ -1,6 +1,7 @@
 """What gradient inversion finds in FedAvg's updates and in TOFU's decoded ones, from the same weights and batches.
 
     python benchmarks/tofu_leakage.py run       # mnist5k, LeNet5, seed 0; about half an hour on one core
+    python benchmarks/tofu_leakage.py run --ground vgg13 --device cuda    # CIFAR-10, VGG13: the paper's Figure 3
     python benchmarks/tofu_leakage.py show      # markdown
     python benchmarks/tofu_leakage.py nearest   # do synthetic images look like the client's own?
     python benchmarks/tofu_leakage.py found docs/images/tofu_leakage.png
@@ -8,7 +9,8 @@
 
 Each row is one round of one client, at fresh weights (early) or at those that FedAvg has after 30 rounds (late): so all
 methods are attacked at the same weights, with the same images and the same budget. TOFU runs as a single device, for an
-attack on what goes up. A row that is in the result file is not run again.
+attack on what goes up. A row that is in the result file is not run again. On CIFAR-10 the update of an epoch of 10,000
+images, which the paper sends as 32, is attacked as the paper's must have been: taken for one step on 32 images.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 
 from fedgist import engines, methods
+from fedgist.core import tree
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
 from fedgist.data import datasets
@@ -36,21 +39,49 @@ from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack
 
 RESULTS = Path(__file__).parent / "results" / "tofu_leakage.json"
-GROUND = {"dataset": "mnist5k", "model": "lenet5", "partition": "iid", "clients": 10, "seed": 0, "device": "cpu"}
-LATE = GROUND | {"method": "fedavg", "rounds": 30, "steps": 20, "batch": 32, "lr": 0.1, "eval_every": 0}
-METHODS: dict[str, dict[str, Any]] = {
-    "FedAvg": {"method": "fedavg"},
-    "TOFU, N=8": {"method": "tofu", "single": True, "images": 8},
-    "TOFU, N=16": {"method": "tofu", "single": True, "images": 16},
-}
-WORK: dict[str, dict[str, Any]] = {
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Data, net, and what of them is attacked."""
+
+    options: dict[str, Any]
+    late: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+    work: dict[str, dict[str, Any]]
+    as_one_step: tuple[str, ...] = ()
+    """Work whose update is taken for one step on `TAKEN_FOR` images: a search cannot repeat a whole epoch."""
+    dlg: bool = True
+
+
+def sends(images: int) -> dict[str, Any]:
+    return {"method": "tofu", "single": True, "images": images}
+
+
+STEPS: dict[str, dict[str, Any]] = {
     "1 image": {"steps": 1, "batch": 1},
     "4 images": {"steps": 1, "batch": 4},
     "8 images": {"steps": 1, "batch": 8},
-    "epoch of 32": {"epochs": 1, "batch": 8, "limit": 320},
+}
+GROUNDS = {
+    "lenet5": Ground(
+        {"dataset": "mnist5k", "model": "lenet5", "partition": "iid", "clients": 10, "seed": 0, "lr": 0.1},
+        {"rounds": 30, "steps": 20, "batch": 32, "lr": 0.1},
+        {"FedAvg": {"method": "fedavg"}, "TOFU, N=8": sends(8), "TOFU, N=16": sends(16)},
+        {**STEPS, "epoch of 32": {"epochs": 1, "batch": 8, "limit": 320}},
+    ),
+    "vgg13": Ground(
+        {"dataset": "cifar10", "model": "vgg13", "partition": "iid", "clients": 5, "seed": 0, "lr": 0.02},
+        {"rounds": 10, "epochs": 1, "batch": 64, "lr": 0.02, "momentum": 0.9},
+        {"FedAvg": {"method": "fedavg"}, "TOFU, N=32": sends(32)},
+        {**{name: STEPS[name] for name in ("1 image", "4 images")}, "epoch": {"epochs": 1, "batch": 64}},
+        as_one_step=("epoch",),
+        dlg=False,
+    ),
 }
 CLIENTS = {"1 image": ("0", "1")}
 RESTARTS = {"1 image": 2}
+TAKEN_FOR = 32
 DRAWS = 50
 
 
@@ -69,54 +100,57 @@ class Row:
         return f"{self.attack}: {self.work}, {self.when}, {self.method}, client {self.client}"
 
 
-def rows() -> Iterator[Row]:
+def rows(ground: Ground) -> Iterator[Row]:
     """All rows, the most important first."""
-    for work in WORK:
+    for work in ground.work:
         for when in ("early", "late"):
             for client in CLIENTS.get(work, ("0",)):
-                for method in METHODS:
+                for method in ground.methods:
                     yield Row("cosine", work, when, method, client)
-    for method in METHODS:
+    for method in ground.methods if ground.dlg else ():
         yield Row("dlg", "1 image", "early", method, "0")
 
 
-def late_weights(work: Path) -> Any:
-    return runner.run(configs.resolve(LATE), work / "late", resume=True).weights
+def late_weights(ground: Ground, work: Path, device: str) -> Any:
+    settings = {**ground.options, **ground.late, "method": "fedavg", "eval_every": 0, "device": device}
+    return runner.run(configs.resolve(settings), work / "late", resume=True).weights
 
 
-def record(row: Row, work: Path) -> RunFolder:
+def record(row: Row, ground: Ground, work: Path, device: str) -> RunFolder:
     """One round of one client as a run with `--record all` keeps it, from the weights that the row names."""
     folder = RunFolder(work / row.key.partition(": ")[2].replace(" ", "").replace(",", "-"))
     if any(folder.transcript.glob(f"*-{row.client}-server-*")):
         return folder
-    rounds = 0 if row.when == "early" else LATE["rounds"]
-    settings = GROUND | {"lr": 0.1, "rounds": rounds + 1, "record": "all", **WORK[row.work], **METHODS[row.method]}
+    rounds = 0 if row.when == "early" else ground.late["rounds"]
+    settings = {**ground.options, "rounds": rounds + 1, "record": "all", "device": device}
+    settings |= {**ground.work[row.work], **ground.methods[row.method]}
     config = runner.prepare(configs.resolve(settings))
     inputs = from_dataset(config)
-    folder.create(configs.dump(config))
-    write_json(folder.partition, {"sha256": inputs.sha256})
+    folder.open(configs.dump(config), {"sha256": inputs.sha256}, None, {}, {})
     method = methods.find(config.method)(config.options, inputs.task)
     engine = LocalEngine(
         method,
         {row.client: inputs.sites[row.client]},
         seed=config.seed,
-        executor=engines.executor("sequential", "cpu"),
+        executor=engines.executor("sequential", device),
         ledger=Ledger(folder.ledger, row.key, ("all",), folder.transcript),
     )
     if rounds:
         engine.rounds_done = rounds
-        engine.states["server"] = {**engine.state, "w": late_weights(work)}
+        engine.states["server"] = {**engine.state, "w": tree.to(late_weights(ground, work, device), device)}
     engine.run_round()
     engine.ledger.close()
     return folder
 
 
 def run(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    folder = record(row, options.work)
+    ground = GROUNDS[options.ground]
+    folder = record(row, ground, options.work, options.device)
     attack = Attack(row.attack, iterations=options.iterations, restarts=RESTARTS.get(row.work, 1))
-    round = 1 if row.when == "early" else LATE["rounds"] + 1
+    round = 1 if row.when == "early" else ground.late["rounds"] + 1
+    how: dict[str, Any] = {"view": "gradient", "images": TAKEN_FOR} if row.work in ground.as_one_step else {}
     start = time.perf_counter()
-    finding = leakage.invert(folder, attack, row.client, round)
+    finding = leakage.invert(folder, attack, row.client, round, device=options.device, **how)
     leakage.write(finding, folder)
     return {
         **finding.report,
@@ -126,11 +160,11 @@ def run(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(results: dict[str, Any]) -> None:
+def show(ground: Ground, results: dict[str, Any]) -> None:
     head = "cosine seen | labels right | PSNR found | SSIM found | PSNR proxy | SSIM proxy | PSNR class means | SSIM"
     print(f"| update | method | {head} |\n{'|---' * 10}|")
     cells: dict[tuple[str, str, str, str], list[Any]] = {}
-    for row in rows():
+    for row in rows(ground):
         if row.key in results:
             cells.setdefault((row.attack, row.work, row.when, row.method), []).append(results[row.key])
     for (attack, work, when, method), each in cells.items():
@@ -148,7 +182,7 @@ def mean(each: list[Any], key: str) -> float:
 
 def load_images(work: Path, row: Row) -> dict[str, torch.Tensor]:
     """The images of the attack on a row: true, found, and TOFU's own."""
-    (path,) = (record(row, work).artifacts / "inversion").glob(f"*-{row.attack}-steps.npz")
+    (path,) = (record(row, GROUNDS["lenet5"], work, "cpu").artifacts / "inversion").glob(f"*-{row.attack}-steps.npz")
     with np.load(path) as arrays:
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
@@ -176,7 +210,7 @@ def nearest(work: Path) -> None:
     test = datasets.load("mnist5k")[1].x
     print(f"| update | synthetic images | own: mean, best | test images: mean | nearer to own in all {DRAWS} draws |")
     print("|---" * 5 + "|")
-    for name in WORK:
+    for name in GROUNDS["lenet5"].work:
         for when in ("early", "late"):
             images = load_images(work, Row("cosine", name, when, "TOFU, N=16", "0"))
             own = similarity.correlation(images["proxy"], images["true"]).amax(1)
@@ -196,11 +230,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only rows whose name contains this")
     parser.add_argument("--iterations", type=int, default=1500)
     parser.add_argument("--work", type=Path, default=Path("runs/tofu_leakage"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--ground", choices=list(GROUNDS), default="lenet5")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="the file of results")
     options = parser.parse_args()
+    ground, lenet5 = GROUNDS[options.ground], options.ground == "lenet5"
+    options.out = options.out or (RESULTS if lenet5 else RESULTS.with_name(f"tofu_leakage-{options.ground}.json"))
+    options.work = options.work if lenet5 else options.work / options.ground
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if options.action == "show":
-        show(results)
+        show(ground, results)
     elif options.action == "nearest":
         nearest(options.work)
     elif options.action != "run":
@@ -208,7 +247,7 @@ def main() -> None:
         collect = recovered_images if options.action == "found" else proxy_images
         leakage.picture(collect(options.work), options.picture)
     else:
-        for row in rows():
+        for row in rows(ground):
             if options.only in row.key and row.key not in results:
                 results[row.key] = result = run(row, options)
                 write_json(options.out, results)

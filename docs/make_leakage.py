@@ -6,7 +6,9 @@ The picture is accuracy against bytes, with what membership inference finds as t
 import json
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedgist.experiments.leak_table import markdown
@@ -14,13 +16,25 @@ from fedgist.experiments.leak_table import markdown
 HERE = Path(__file__).parent
 PAGE, PICTURE = HERE / "leakage.md", HERE / "images" / "leakage.svg"
 RESULTS = HERE.parent / "benchmarks" / "results"
-TABLE = re.compile(r"(<!-- leaks: (\S+) -->\n\n)(?:\|.*\n)*")
-DRAWN = "leaks-mnist", "leaks-digits"
+TABLE = re.compile(r"(<!-- leaks: (\S+) -->\n\n)(?:(?:\||Not run yet).*\n)*")
+SHADOWS = re.compile(r"(<!-- lira -->\n\n)(?:(?:\||Not run yet).*\n)*")
+DRAWN = "leaks-mnist", "leaks-mnist5k", "leaks-digits"
 """The file that is drawn: the first of these that is there."""
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 700, 30, 350
+MEMBERSHIP = ("membership", "trajectory", "images", "moments")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 530, 60, 760, 24, 410
+LETTER = 5.6
+"""The width of one, more or less."""
+Spot = tuple[float, float]
 TEXT = 'font-family="system-ui, sans-serif" font-size="12"'
 LARGEST = 0.25
 """AUC above the blind guess at which the colour ends."""
+FOUND = 30.0
+"""dB from which on an image is as good as the client's."""
+LEGEND = (
+    "Number, size and colour: AUC of the best of four membership inferences on replies, above a blind guess; in",
+    "brackets on their sum, where a secure sum hides all else. ★: an image of a client was found at over 30 dB.",
+    "Where nothing was found, these attacks did not find it; no more is said.",
+)
 
 
 def results(name: str) -> dict[str, Any]:
@@ -30,33 +44,98 @@ def results(name: str) -> dict[str, Any]:
 
 def page(text: str) -> str:
     """The page with its tables as the files say."""
-    return TABLE.sub(lambda found: found[1] + markdown(results(found[2])), text)
+    text = TABLE.sub(lambda found: found[1] + table(found[2]), text)
+    return SHADOWS.sub(lambda found: found[1] + shadows(), text)
 
 
-def points() -> list[tuple[str, float, float, float]]:
-    """Name, bytes, accuracy, and by how much the best membership inference on replies beats the blind guess."""
+def table(name: str) -> str:
+    if not (RESULTS / f"{name}.json").is_file():
+        return f"Not run yet: there is no `benchmarks/results/{name}.json`.\n"
+    return markdown(results(name))
+
+
+def shadows() -> str:
+    """What likelihood ratios found, by data set, method and number of clients."""
+    files = sorted(RESULTS.glob("lira-*.json"))
+    if not files:
+        return "Not run yet: there is no `benchmarks/results/lira-*.json`.\n"
+    lines = ["| | accuracy | right of members, of others | AUC | found at 1 % wrong | loss alone: AUC | blind: AUC |"]
+    lines.append("|" + "---|" * 7)
+    for path in files:
+        for name, one in results(path.stem)["rows"].items():
+            ratio, loss, blind = (one[key] for key in ("likelihood ratio", "loss threshold", "blind"))
+            rate = "–" if ratio["at_one_percent"] is None else f"{100 * ratio['at_one_percent']:.1f} %"
+            right = ", ".join(f"{100 * one['right'][key]:.1f}" for key in ("held", "others"))
+            areas = [f"{ratio['auc']:.3f} ± {ratio['auc std']:.3f}", rate, f"{loss['auc']:.3f}", f"{blind['auc']:.3f}"]
+            told = f"{path.stem.removeprefix('lira-')}, {name}", f"{100 * one['accuracy']:.1f}", right
+            lines.append(f"| {' | '.join((*told, *areas))} |")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of the table: means over seeds."""
+
+    name: str
+    bytes: float
+    accuracy: float
+    replies: float | None
+    """By how much the best membership inference on replies beats the blind guess; None where only sums are seen."""
+    sums: float | None
+    """The same on sums, where a secure sum hides the rest."""
+    image: bool
+    """Whether one was found."""
+
+    @property
+    def leak(self) -> float:
+        return max(0.0, *(value for value in (self.replies, self.sums) if value is not None))
+
+    @property
+    def text(self) -> str:
+        replies = "" if self.replies is None else f" {self.replies:+.2f}"
+        return f"{self.name}{' ★' * self.image}{replies}" + ("" if self.sums is None else f" ({self.sums:+.2f})")
+
+
+def points() -> list[Point]:
+    """All rows that ran and have a model to infer from."""
     name = next(name for name in DRAWN if (RESULTS / f"{name}.json").is_file())
     found = []
-    for row, runs in results(name)["rows"].items():
-        for run in list(runs.values())[:1]:
-            if "refused" in run:
-                continue
-            tried = [
-                one["value"] - one["control"]
-                for one in run["attacks"]
-                if one["attack"] in ("membership", "images", "moments") and one["level"] == "replies" and one["value"]
-            ]
-            if tried and run["accuracy"] is not None:
-                found.append((row, float(run["bytes"]), 100 * run["accuracy"], max(tried)))
+    for row, by_seed in results(name)["rows"].items():
+        runs = [run for run in by_seed.values() if "refused" not in run]
+        if not runs:
+            continue
+        replies = best(runs, "replies")
+        sums = None if runs[0].get("shown") else best(runs, "sums")
+        if replies is not None or sums is not None:
+            sizes = (fmean(run[key] for run in runs) for key in ("bytes", "accuracy"))
+            found.append(Point(row, next(sizes), 100 * next(sizes), replies, sums, any(map(image_found, runs))))
     return found
+
+
+def image_found(run: dict[str, Any]) -> bool:
+    """Whether an attack has found an image of a client's, or one was sent."""
+    if any(one["attack"] == "copies" and (one["value"] or 0) > (one.get("control") or 0) for one in run["attacks"]):
+        return True
+    alike = [one.get("best") or one["value"] for one in run["attacks"] if one.get("measure") == "PSNR, dB"]
+    return max(alike, default=0.0) > FOUND
+
+
+def best(runs: list[dict[str, Any]], level: str) -> float | None:
+    """Of the attacks on membership, that which finds most over the seeds, less its control (a coin at the least)."""
+    gains: dict[str, list[float]] = {}
+    for run in runs:
+        for one in run["attacks"]:
+            if one["attack"] in MEMBERSHIP and one["level"] == level and one["value"] is not None:
+                gains.setdefault(one["attack"], []).append(one["value"] - max(0.5, one["control"]))
+    return max(map(fmean, gains.values()), default=None)
 
 
 def draw() -> str:
     """The picture as SVG."""
-    shown = points()
-    least, most = (end([math.log10(one[1]) for one in shown]) for end in (min, max))
-    low, high = math.floor(min(one[2] for one in shown) / 10) * 10, 100
-    least, most = math.floor(least), math.ceil(most)
+    shown = sorted(points(), key=lambda point: -point.leak)
+    ends = [math.log10(point.bytes) for point in shown]
+    least, most = math.floor(min(ends)), math.ceil(max(ends))
+    low, high = math.floor(min(point.accuracy for point in shown) / 10) * 10, 100
 
     def at(bytes: float, accuracy: float) -> tuple[float, float]:
         x = LEFT + (RIGHT - LEFT) * (math.log10(bytes) - least) / (most - least)
@@ -73,26 +152,34 @@ def draw() -> str:
         lines.append(f'<text x="{LEFT - 8}" y="{y + 4:g}" text-anchor="end">{accuracy} %</text>')
     for power in range(least, most + 1):
         x = at(10.0**power, low)[0]
-        lines.append(
-            f'<text x="{x:g}" y="{BOTTOM + 18}" text-anchor="middle">10<tspan dy="-4" font-size="9">{power}</tspan>'
-            "</text>"
-        )
-    for name, bytes, accuracy, leak in shown:
-        x, y = at(bytes, accuracy)
-        share = min(1.0, max(0.0, leak / LARGEST))
+        raised = f'10<tspan dy="-4" font-size="9">{power}</tspan>'
+        lines.append(f'<text x="{x:g}" y="{BOTTOM + 18}" text-anchor="middle">{raised}</text>')
+    taken: list[tuple[float, float, float, float]] = []
+    for point in shown:
+        x, y = at(point.bytes, point.accuracy)
+        share = min(1.0, point.leak / LARGEST)
         colour = f"rgb({round(46 + share * 150)},{round(125 - share * 85)},{round(79 - share * 40)})"
-        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 + 8 * share:.1f}" fill="{colour}" fill-opacity="0.75"/>')
-        lines.append(
-            f'<text x="{x:.1f}" y="{y - 13:.1f}" text-anchor="middle" fill="{colour}">{name} {leak:+.2f}</text>'
-        )
-    lines.append(
-        f'<text x="{(LEFT + RIGHT) / 2:g}" y="{BOTTOM + 40}" text-anchor="middle">bytes up and down, all clients</text>'
-    )
-    lines.append(
-        f'<text x="{LEFT}" y="{HEIGHT - 8}">Number, size and colour: AUC of the best membership inference on replies, '
-        "above a blind guess.</text>"
-    )
+        radius = 4 + 8 * share
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.75"/>')
+        left, line = place(x, y, radius, LETTER * len(point.text), taken)
+        lines.append(f'<text x="{left:.1f}" y="{line:.1f}" font-size="11" fill="{colour}">{point.text}</text>')
+    middle = f'x="{(LEFT + RIGHT) / 2:g}" y="{BOTTOM + 40}" text-anchor="middle"'
+    lines.append(f"<text {middle}>bytes up and down, all clients</text>")
+    for i, text in enumerate(LEGEND):
+        lines.append(f'<text x="{LEFT}" y="{HEIGHT - 8 - 16 * (len(LEGEND) - 1 - i)}">{text}</text>')
     return "\n".join([*lines, "</svg>", ""])
+
+
+def place(x: float, y: float, radius: float, width: float, taken: list[tuple[float, float, float, float]]) -> Spot:
+    """Where a label stands: the nearest free line beside its circle."""
+    right, left = min(x + radius + 3, WIDTH - width - 4), max(4.0, x - radius - 3 - width)
+    tries = [(side, y + 4 + shift) for shift in (0, -13, 13, -26, 26, -39, 39) for side in (right, left)]
+    for start, line in tries:
+        box = start, line - 11, start + width, line + 2
+        if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            break
+    taken.append(box)
+    return start, line
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands that attack what a run sent, to show what it gives away: attack all, controls, inversion, lint."""
+"""Commands that attack what runs sent: attack all, controls, table, lira, inversion, lint."""
 
 import json
 import math
@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedgist.cli.common import Debug, Json, flag, speaking
+from fedgist.cli.common import Debug, Flags, Json, Profile, Set, WithSet, flag, run_flags, speaking, warning_once
 from fedgist.core.errors import FedgistError
+from fedgist.options import Role
 
 app = typer.Typer()
 attack_app = typer.Typer(help="Attacks on a recorded run: what its messages give away.", no_args_is_help=True)
@@ -87,6 +88,8 @@ def table(
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
     device: Annotated[str, flag("device", "Where the methods run.", "NAME")] = "auto",
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N")] = 1,
+    pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,
     out: Annotated[Path, flag("out", "The file of numbers, to which is added what it lacks.", "FILE")] = Path(
         "leaks.json"
     ),
@@ -96,14 +99,62 @@ def table(
     with speaking(debug):
         from fedgist.experiments import leak_table
 
-        given = {"dataset": dataset, "limit": limit, "model": model, "data_dir": data_dir, "device": device}
+        for name, value in (("effort", effort), ("seeds", seeds), ("jobs", jobs)):
+            if value < 1:
+                raise FedgistError(f"--{name} must be at least 1, not {value}")
+        given = {"limit": limit, "model": model, "data_dir": data_dir, "device": device}
         given = {name: value for name, value in given.items() if value is not None}
         names = [name.strip() for name in only.split(";")] if only else None
         command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + "".join(
-            f" --{name} {value}" for name, value in (("limit", limit), ("model", model)) if value
+            f" --{name} {value}" for name, value in (("limit", limit), ("model", model), ("effort", effort)) if value
         )
-        made = leak_table.make(names, given, range(seeds), out, command, effort)
+        made = leak_table.make(dataset, names, given, range(seeds), out, command, effort, jobs, pictures)
         print(leak_table.markdown(made), end="")
+
+
+@attack_app.command(cls=WithSet)
+@run_flags(Role.NONE, "seed", "seeds", "out")
+def lira(
+    method: Annotated[str, typer.Argument(help="The method.")],
+    flags: Flags,
+    runs: Annotated[int, flag("runs", "Shadow runs, each on a random half of all samples.", "N")] = 32,
+    together: Annotated[int, flag("together", "Runs driven together, which the engine stacked stacks.", "N")] = 8,
+    set: Set = None,
+    profile: Profile = "small",
+    out: Annotated[Path, flag("out", "Folder of the runs, which are found again in it.", "DIR")] = Path("runs/lira"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The likelihood ratio attack (LiRA): membership in what a model was made of, judged by many runs. It takes long.
+
+    Every run is a federation on a random half of each client's samples; each is judged by all others. With --clients 1
+    it is about what one client's replies make, with more about what comes out for all.
+    """
+    with speaking(debug), warning_once():
+        from fedgist.experiments import shadows
+        from fedgist.experiments.config import assignments
+
+        layer = {**assignments(set or []), **flags, "method": method}
+        found = shadows.attack(layer, runs, out, together, profile)
+        _rates(found, as_json)
+
+
+def _rates(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    right = found["right"]
+    print(f"{found['runs']} runs on halves of {found['samples']} samples, test accuracy {found['accuracy']:.4f};")
+    print(f"right of those held {right['held']:.4f}, of the others {right['others']:.4f}")
+    table = Table("", "AUC", "±", "found at 1 % wrong", "±", "at 0.1 %")
+    for name in ("likelihood ratio", "loss threshold", "blind"):
+        row = found[name]
+        cells = [row[key] for key in ("auc", "auc std", "at_one_percent", "at_one_percent std", "at_a_thousandth")]
+        table.add_row(name, *("–" if cell is None else f"{cell:.4f}" for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> None:
@@ -135,6 +186,7 @@ def inversion(
     restarts: Annotated[int, flag("restarts", "Searches, of which the best fit counts.", "N")] = 1,
     lr: Annotated[float, flag("lr", "Step of the cosine attack (signed Adam).", "X")] = 0.1,
     tv: Annotated[float, flag("tv", "Weight of total variation in the cosine attack.", "X")] = 0.03,
+    device: Annotated[str, flag("device", "Where the search runs.", "NAME")] = "cpu",
     seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -145,6 +197,7 @@ def inversion(
     range of pixels. The true images are rebuilt only to judge what it found.
     """
     with speaking(debug):
+        from fedgist import engines
         from fedgist.experiments import leakage
         from fedgist.experiments.folder import run_folders
         from fedgist.privacy.inversion import ATTACKS, LABELS, Attack
@@ -165,7 +218,7 @@ def inversion(
         if len(folders) > 1:
             raise FedgistError(f"{run} holds {len(folders)} runs; name one, such as {folders[0].path}")
         chosen = Attack(kind, labels, iterations, restarts, lr, tv)
-        finding = leakage.invert(folders[0], chosen, client, round, view, seed)
+        finding = leakage.invert(folders[0], chosen, client, round, view, seed, str(engines.find_device(device)))
         written = leakage.write(finding, folders[0])
         if as_json:
             print(json.dumps({**finding.report, "files": [str(path) for path in written]}))

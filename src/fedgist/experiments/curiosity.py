@@ -67,7 +67,17 @@ def attack_all(
     for name in names:
         if name not in ATTACKS:
             raise unknown("attack", name, ATTACKS)
-    transcript, known, judge = opened(folder, seed, effort)
+    return attacked(*opened(folder, seed, effort), names, levels)
+
+
+def attacked(
+    transcript: Transcript,
+    known: Known,
+    judge: Judge,
+    names: Sequence[str] = tuple(ATTACKS),
+    levels: Sequence[str] = LEVELS,
+) -> list[Outcome]:
+    """What each finds at each level."""
     return [_tried(name, level, transcript, known, judge) for name in names for level in levels]
 
 
@@ -105,10 +115,16 @@ def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
     place.mkdir(parents=True, exist_ok=True)
     path = place / "attacks.json"
     write_json(path, [one.as_json() for one in outcomes])
-    written = [path]
+    return [path, *draw(outcomes, place)]
+
+
+def draw(outcomes: Sequence[Outcome], place: Path, name: str = "") -> list[Path]:
+    """The pictures, where Pillow is there, under names that begin with `name`."""
+    place.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
     for one in outcomes:
         if one.score is not None and one.score.rows:
-            drawn = place / f"{one.attack}-{one.level}.png"
+            drawn = place / f"{name}{one.attack}-{one.level}.png"
             try:
                 picture(list(one.score.rows.values()), drawn)
             except ImportError:
@@ -129,11 +145,14 @@ DIGITS: Mapping[str, Any] = {"dataset": "digits", "clients": 1, "partition": "ii
 _REAL = {"method": "real", "model": "mlp:hidden=8", "rounds": 1, "ipc": 10, "limit": 150, "server_epochs": 1}
 _ONE = {"method": "fedavg", "model": "mlp:hidden=32", "rounds": 1, "steps": 1, "batch": 1, "lr": 0.1, "limit": 1}
 _OVERFITTED = {"method": "fedavg", "model": "mlp", "rounds": 1, "epochs": 150, "lr": 0.3, "limit": 30}
+_FITTED = {**_OVERFITTED, "clients": 5, "rounds": 12, "steps": 10, "batch": 30, "lr": 0.1, "limit": 150}
 _GIST = {"method": "gist", "rounds": 1}
 _SKEWED = {**_GIST, "clients": 5, "partition": "dirichlet", "alpha": 0.1, "limit": 300}
 PLANTED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "inversion": ("one image, one step", "replies", _ONE),
+    "first layer": ("three images, one step", "replies", {**_ONE, "batch": 3, "limit": 3}),
     "membership": ("an overfitted model", "replies", _OVERFITTED),
+    "trajectory": ("clients of 30 samples", "replies", _FITTED),
     "images": ("real images", "replies", _REAL),
     "copies": ("real images", "replies", _REAL),
     "moments": ("fewer samples than features", "sums", {**_GIST, "limit": 60}),

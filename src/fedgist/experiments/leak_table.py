@@ -1,92 +1,156 @@
 """The leak table: methods side by side, each run once a seed with its transcript, and attacked; from one command.
 
-Transcripts are large and are thrown away; the numbers are kept in one file, run by run, so that a cut loses little.
+Who is attacked stands in leak_tables.toml. Transcripts are large and are thrown away; the numbers are kept in one file,
+run by run, so that a cut loses little.
 """
 
+import dataclasses
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Content, schema_of
+from fedgist.core.method import who_sees_what
 from fedgist.experiments import config as configs
 from fedgist.experiments import curiosity, provenance, runner
+from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.reproduction import about
 from fedgist.privacy.attacks import ATTACKS
 from fedgist.privacy.transcript import LEVELS
 
-GROUND: dict[str, Any] = {"clients": 10, "partition": "dirichlet-balanced", "alpha": 0.1, "eval_every": 0}
-ROWS: Mapping[str, Mapping[str, Any]] = {
-    "fedavg": {"method": "fedavg"},
-    "fedavg, one step of 8": {"method": "fedavg", "rounds": 20, "steps": 1, "batch": 8},
-    "gist": {"method": "gist"},
-    "gist, ε = 8": {"method": "gist", "epsilon": 8.0, "clip": 0.25},
-    "gist, ε = 1": {"method": "gist", "epsilon": 1.0, "clip": 0.25},
-    "feddm": {"method": "feddm"},
-    "feddm from noise": {"method": "feddm", "init": "noise"},
-    "real": {"method": "real"},
-    "fedgen": {"method": "fedgen", "rounds": 20},
-    "repshare": {"method": "repshare"},
-    "fedtgp": {"method": "fedtgp"},
-    "tofu": {"method": "tofu"},
-    "codream": {"method": "codream"},
-}
-"""What is compared, each with the rest of its `small` profile."""
+TABLES = Path(__file__).parent / "leak_tables.toml"
 UNUSED: tuple[Content, ...] = ("slope", "size")
 
 
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of one row, and how it is attacked."""
+
+    name: str
+    seed: int
+    layer: Mapping[str, Any]
+    effort: int
+    pictures: Path | None
+
+
+def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
+    """What is compared on a data set: the options of every row."""
+    file = configs.read(TABLES)
+    known = [name for name in file if name not in ("options", "rows")]
+    if dataset not in known:
+        raise unknown("leak table", dataset, known)
+    own = file[dataset]
+    ground = {**file["options"], **own.get("options", {}), "dataset": dataset}
+    return {name: {**ground, **row, **own.get("rows", {}).get(name, {})} for name, row in file["rows"].items()}
+
+
 def make(
+    dataset: str,
     names: Sequence[str] | None,
     given: Mapping[str, Any],
     seeds: Sequence[int],
     out: Path,
     command: str,
     effort: int = 300,
+    jobs: int = 1,
+    pictures: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Runs what the file lacks, attacks it, and adds it to the file."""
-    names = list(ROWS) if names is None else list(names)
+    rows = rows_of(dataset)
+    names = list(rows) if names is None else list(names)
     for name in names:
-        if name not in ROWS:
-            raise unknown("row", name, ROWS)
+        if name not in rows:
+            raise unknown("row", name, rows)
     table: dict[str, Any] = read_json(out) if out.is_file() else {"rows": {}}
-    for seed in seeds:
-        for name in names:
-            row = table["rows"].setdefault(name, {})
-            if str(seed) in row:
-                continue
-            start = time.perf_counter()
-            try:
-                row[str(seed)] = one(name, given, seed, effort)
-            except FedgistError as refused:
-                row[str(seed)] = {"refused": str(refused)}
-            table["about"] = {**about(command), "machine": provenance.environment(str(given.get("device", "cpu")))}
-            write_json(out, table)
-            tell(f"{name}, seed {seed}: {time.perf_counter() - start:.0f} s")
+    todo = [
+        Cell(name, seed, {**rows[name], **given, "seed": seed}, effort, pictures)
+        for seed in seeds
+        for name in names
+        if str(seed) not in table["rows"].get(name, {})
+    ]
+    broken = []
+    for cell, found, seconds in _done(todo, jobs):
+        if "broken" in found:
+            broken.append(f"{cell.name}, seed {cell.seed}: {found['broken']}")
+            tell(broken[-1])
+            continue
+        table["rows"].setdefault(cell.name, {})[str(cell.seed)] = found
+        order = {name: i for i, name in enumerate(rows)}
+        table["rows"] = dict(sorted(table["rows"].items(), key=lambda item: order.get(item[0], len(order))))
+        table["about"] = {**about(command), "machine": provenance.environment(str(given.get("device", "cpu")))}
+        write_json(out, table)
+        tell(f"{cell.name}, seed {cell.seed}: {seconds:.0f} s")
+    if broken:
+        raise FedgistError(f"{len(broken)} of {len(todo)} runs broke, and are not in the table: {broken[0]}")
     return table
 
 
-def one(name: str, given: Mapping[str, Any], seed: int, effort: int) -> dict[str, Any]:
+def _done(todo: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any], float]]:
+    """All cells, `jobs` at a time, as they end."""
+    if jobs == 1:
+        yield from map(_timed, todo)
+        return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet, initargs=(threads,)) as pool:
+        for future in as_completed([pool.submit(_timed, cell) for cell in todo]):
+            yield future.result()
+
+
+def _quiet(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
+    start = time.perf_counter()
+    try:
+        found = one(cell)
+    except FedgistError as refused:
+        found = {"refused": str(refused)}
+    except Exception as error:  # one run must not take all others with it
+        traceback.print_exc()
+        found = {"broken": f"{type(error).__name__}: {error}"}
+    return cell, found, time.perf_counter() - start
+
+
+def one(cell: Cell) -> dict[str, Any]:
     """A row: accuracy, bytes, and what every attack finds, with its control."""
-    layer = {**GROUND, **ROWS[name], **given, "seed": seed}
-    config = configs.resolve(layer, profile="small")
+    config = configs.resolve(dict(cell.layer), profile="small")
     config = configs.resolve({**configs.flat(config), "record": worth_recording(config.method)})
     with tempfile.TemporaryDirectory() as place:
         folder, start = RunFolder(Path(place) / "run"), time.perf_counter()
         result = runner.run(config, folder.path)
         ran, start = time.perf_counter() - start, time.perf_counter()
-        outcomes = [outcome.as_json() for outcome in curiosity.attack_all(folder, seed=seed, effort=effort)]
+        transcript, known, judge = curiosity.opened(folder, cell.seed, cell.effort)
+        outcomes = curiosity.attacked(transcript, known, judge, levels=_levels(config))
+        shown = [f"{reply}.{field}" for _, reply, field, summed in who_sees_what(transcript.method) if not summed]
+        if cell.pictures is not None:
+            curiosity.draw(outcomes, cell.pictures, f"{cell.name}-{cell.seed}-")
         last = folder.rows()[-1]
     return {
         "accuracy": result.accuracy,
         "bytes": last["bytes_up"] + last["bytes_down"],
+        "shown": shown,
         "seconds": {"run": round(ran, 1), "attacks": round(time.perf_counter() - start, 1)},
-        "attacks": outcomes,
+        "attacks": [outcome.as_json() for outcome in outcomes],
     }
+
+
+def _levels(config: RunConfig) -> tuple[str, ...]:
+    """Noise that suffices in a sum alone is for who sees the sum alone."""
+    return ("sums",) if config.epsilon is not None and config.dp_noise == "sum" else LEVELS
 
 
 def worth_recording(method: str) -> tuple[str, ...]:
@@ -103,13 +167,15 @@ def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) 
     for name, row in table["rows"].items():
         runs = [run for run in row.values() if "refused" not in run]
         if not runs:
-            lines.append(f"| {name} | refused | " + " | " * len(attacks) + "|")
+            lines.append(f"| {name} | refused |" + " |" * (1 + len(attacks)))
             continue
         accuracy = 100 * sum(run["accuracy"] for run in runs) / len(runs)
-        for level in LEVELS:
+        told = [name, f"{accuracy:.1f}"]
+        for level in sorted({one["level"] for one in runs[0]["attacks"]}):
             cells = [_cell(runs, attack, level) for attack in attacks]
-            told = (name, f"{accuracy:.1f}") if level == LEVELS[0] else ("", "")
-            lines.append(f"| {' | '.join((*told, level, *cells))} |")
+            seen = f"{level}, masks refused" if level == "sums" and runs[0].get("shown") else level
+            lines.append(f"| {' | '.join((*told, seen, *cells))} |")
+            told = ["", ""]
     return "\n".join(lines) + "\n"
 
 

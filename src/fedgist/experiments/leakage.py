@@ -50,9 +50,18 @@ class Finding:
 
 
 def invert(
-    folder: RunFolder, attack: Attack, client: str | None = None, round: int = 1, view: str = "steps", seed: int = 0
+    folder: RunFolder,
+    attack: Attack,
+    client: str | None = None,
+    round: int = 1,
+    view: str = "steps",
+    seed: int = 0,
+    device: str = "cpu",
+    images: int | None = None,
 ) -> Finding:
-    """Inverts the update of one client in one round; `view` says whether the attacker repeats its local steps."""
+    """Inverts the update of one client in one round; `view` says whether the attacker repeats its local steps, `images`
+    how many it looks for, where that is not how many there are.
+    """
     config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
     if not folder.transcript.is_dir():
         raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
@@ -79,18 +88,22 @@ def invert(
     stand_in = dataclasses.replace(data, x=torch.zeros_like(data.x), y=torch.zeros_like(data.y))
     training = Training(learner, lr, _numbered(config.options.plan(stand_in, rng("order")))[0])
     if view == "gradient":
-        training = training.as_one_step(config.options.momentum)
+        training = training.as_one_step(config.options.momentum, images)
+    elif images is not None:
+        raise FedgistError("who repeats the local steps looks for all images: set view to gradient")
     update = {name: value / training.lr for name, value in seen.update.items()}
     only_images("an attack", inputs.task.shape)
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
-    recovered = attack(training, seen.before, update, low, high, rng)
+    before = tree.to(seen.before, device)
+    recovered = attack(training, before, tree.to(update, device), low.to(device), high.to(device), rng)
+    recovered = dataclasses.replace(recovered, x=recovered.x.cpu(), y=recovered.y.cpu())
 
     # What there was to find.
     own = Rng(config.seed)("client", client)("round", round, seen.seen.exchange)("batches")
     plan, used = _numbered(config.options.plan(data, own))
     x, y = data.x[used], data.y[used]
     with torch.no_grad():
-        real = Training(learner, lr, plan).update(seen.before, x, y)
+        real = Training(learner, lr, plan).update(before, x.to(device), y.to(device))
     scale = Pixels(low, high)
     true, found = scale(x), scale(recovered.x)
     matches = {"recovered": similarity.match(found, true)}
@@ -99,7 +112,7 @@ def invert(
     if proxy is not None:
         matches["proxy images"] = similarity.match(proxy, true)
         proxy = proxy[matches["proxy images"].image]
-    matches |= _nothing_found(inputs.test, scale, true, y, rng("noise"))
+    matches |= _nothing_found(inputs.test, scale, true, y if images is None else recovered.y, rng("noise"))
     report = {
         "method": config.method,
         "client": client,
@@ -110,7 +123,7 @@ def invert(
         "view": view,
         "seed": seed,
         "seen": "only as a sum" if summed(seen.seen) else "each client's",
-        "cosine_seen": float(cosine(real, update)),
+        "cosine_seen": float(cosine(tree.to(real, "cpu"), update)),
         "cosine_recovered": recovered.cosine,
         "labels_right": _common(recovered.y, y),
         "similarity": {name: _summary(one) for name, one in matches.items()},
@@ -143,11 +156,12 @@ def write(finding: Finding, folder: RunFolder) -> list[Path]:
     return [*written, place / f"{name}.png"]
 
 
-def picture(rows: list[Tensor], path: Path, most: int = 16, zoom: int = 2) -> None:
-    """Images side by side, one row for each set, at most so many of each."""
+def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
+    """Images side by side, one row for each set, at most so many of each; some fifty pixels high."""
     from PIL import Image
 
     height, width = rows[0].shape[-2:]
+    zoom = max(1, 56 // height)
     columns = min(most, max(map(len, rows)))
     sheet = torch.ones(3, len(rows) * (height + 2) - 2, columns * (width + 2) - 2)
     for i, row in enumerate(rows):
@@ -190,8 +204,7 @@ def _nothing_found(
     """Guesses that need no update: what an attack finds counts only where it is better than these."""
     x, y = scale(test[0]), test[1]
     means = torch.stack([x[y == label].mean(0) if (y == label).any() else x.mean(0) for label in labels.tolist()])
-    everywhere = x.mean(0).expand_as(true)
-    guesses = {"class means": means, "mean image": everywhere, "noise": rng.uniform(*true.shape)}
+    guesses = {"class means": means, "mean image": x.mean(0).expand_as(means), "noise": rng.uniform(*means.shape)}
     return {name: similarity.match(guess, true) for name, guess in guesses.items()}
 
 

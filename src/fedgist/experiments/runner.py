@@ -125,7 +125,7 @@ def run(
         return one.go()
 
 
-def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
+def run_together(runs: Sequence[tuple[RunConfig, Path]], load: Source = sources.from_dataset) -> list[Result]:
     """Several seeds of a configuration, round by round together, so that an engine that stacks may stack them too.
 
     Each goes on from its last checkpoint; those that are behind catch up first.
@@ -137,7 +137,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
     first = prepared[0][0]
     executor = engines.executor(first.engine, first.device, tf32=first.tf32)
     begun = {
-        folder.path: _Run(config, sources.from_dataset(config), folder, Silent(), in_process, executor)
+        folder.path: _Run(config, load(config), folder, Silent(), in_process, executor)
         for config, folder in prepared
         if not folder.finished
     }

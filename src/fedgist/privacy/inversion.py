@@ -51,10 +51,12 @@ class Training:
         """The number of images that the update depends on."""
         return len(self.plan["index"].unique())
 
-    def as_one_step(self, momentum: float) -> "Training":
-        """One step on all images at once that goes as far as the steps of SGD together, were the gradient constant."""
-        lr = self.lr * effective_steps(len(self.plan["index"]), momentum)
-        return Training(self.learner, lr, {"index": torch.arange(self.count)[None], "mask": torch.ones(1, self.count)})
+    def as_one_step(self, momentum: float, images: int | None = None) -> "Training":
+        """One step on all images (or so many) at once that goes as far as the steps of SGD together, were the gradient
+        constant.
+        """
+        lr, count = self.lr * effective_steps(len(self.plan["index"]), momentum), images or self.count
+        return Training(self.learner, lr, {"index": torch.arange(count)[None], "mask": torch.ones(1, count)})
 
     def update(self, w: Params, x: Tensor, y: Tensor) -> Params:
         """What training on images and labels (numbers or distributions) takes off the weights, over the rate."""

@@ -24,6 +24,8 @@ class Section:
     """One run's."""
 
     table: Table
+    unseen: str
+    """Which attacks had nothing to look at, and why."""
     pictures: list[Picture]
 
 
@@ -39,18 +41,33 @@ def sections(groups: Sequence[Group]) -> list[Section]:
     for group in groups:
         if rows := curiosity.read(group.first.folder):
             head = ("attack", "seen", "found", "blind", "measure", "from what")
-            table = Table(f"{group.label}: what its transcript gives away", head, [_row(row) for row in rows], NOTE)
-            found.append(Section(table, [_picture(row) for row in _drawn(rows, group.first.folder.artifacts)]))
+            scored = [_row(row) for row in rows if row["value"] is not None]
+            table = Table(f"{group.label}: what its transcript gives away", head, scored, NOTE)
+            found.append(
+                Section(table, _unseen(rows), [_picture(row) for row in _drawn(rows, group.first.folder.artifacts)])
+            )
     return found
 
 
+def _unseen(rows: list[dict[str, Any]]) -> str:
+    why: dict[str, list[str]] = {}
+    for row in rows:
+        if row["value"] is None:
+            why.setdefault(row["why"], []).append(f"{row['attack']} ({row['level']})")
+    return "; ".join(f"{', '.join(attacks)}: {reason}" for reason, attacks in why.items())
+
+
 def _row(row: dict[str, Any]) -> list[Cell]:
-    if row["value"] is None:
-        return [Cell(row["attack"]), Cell(row["level"]), number("–"), number("–"), Cell(""), Cell(row["why"])]
     rate = row.get("tpr at 1 % fpr")
     about = row["seen"] + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
     numbers = (number(f"{row[name]:.3f}") for name in ("value", "control"))
-    return [Cell(row["attack"]), Cell(row["level"]), *numbers, Cell(row["measure"]), Cell(about)]
+    return [
+        Cell(row["attack"], kind="name"),
+        Cell(row["level"]),
+        *numbers,
+        Cell(row["measure"]),
+        Cell(about, kind="text"),
+    ]
 
 
 def _drawn(rows: list[dict[str, Any]], place: Path) -> list[tuple[dict[str, Any], Path]]:

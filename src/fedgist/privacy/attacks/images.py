@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedgist.core.message import schema_of
 from fedgist.core.task import Samples, Task
-from fedgist.privacy.attacks.interface import Judge, Known, NothingToSee, Score
+from fedgist.privacy.attacks.interface import EQUAL, Judge, Known, NothingToSee, Score
 from fedgist.privacy.attacks.membership import mean, nearness
 from fedgist.privacy.transcript import Seen, Transcript
 from fedgist.synthesis.encoding import full_size
@@ -29,13 +29,16 @@ def image_membership(transcript: Transcript, level: str, known: Known, judge: Ju
 
 
 def copied(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
-    """How many of the shared images are nearer to a sample of their client's than to one that nobody holds."""
+    """How many of the shared images are, to an eye, one that a client holds; and how many are nearer to one of theirs
+    than to any of as many that nobody holds, which says less where clients hold far more than those.
+    """
     shared = shared_images(transcript, level)
     everybody = tuple(sorted({id for clients in shared for id in clients}))
     x, y = (torch.cat(parts) for parts in zip(*shared.values(), strict=True))
-    share, rows = judge.nearer(everybody, x, y)
-    control, _ = judge.nearer(everybody, *known.reserve)
-    return Score(share, control, "share nearer to a client's", _about(shared), rows=rows)
+    nearer, rows = judge.nearer(everybody, x, y)
+    more = {"nearer": nearer, "nearer, blind": judge.nearer(everybody, *known.reserve)[0]}
+    found, blind = (judge.found_again(everybody, images) for images in (x, known.reserve[0]))
+    return Score(found, blind, f"share, to {EQUAL:g} dB", _about(shared), more, rows)
 
 
 def shared_images(transcript: Transcript, level: str) -> dict[tuple[str, ...], Samples]:

@@ -20,6 +20,8 @@ from fedgist.privacy.transcript import Transcript
 
 FEWEST = 100
 """Samples that nobody trained on from which on a rate of 1 % means something."""
+EQUAL = 30.0
+"""dB from which on two images are the same to an eye."""
 MOST = 500
 """Samples of a challenge that were trained on, at most."""
 
@@ -131,11 +133,13 @@ class Judge:
 
     # Images
 
-    def alike(self, clients: Sequence[str], images: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-        """How alike images are to the most alike that these clients hold of their classes, in dB, and those."""
+    def alike(self, clients: Sequence[str], images: Tensor, labels: Tensor | None = None) -> tuple[float, Tensor]:
+        """How alike images are to the most alike that these clients hold (of their classes), in dB, and those."""
         x, y = self._held(clients)
         found, true = [], []
-        for image, label in zip(self.pixels(images.cpu()), labels.tolist(), strict=True):
+        for image, label in zip(
+            self.pixels(images.cpu()), [-1] * len(images) if labels is None else labels.tolist(), strict=True
+        ):
             held = self.pixels(x[y == label]) if (y == label).any() else self.pixels(x)
             each = similarity.psnr(image.expand_as(held), held)
             found.append(float(each.max()))
@@ -172,6 +176,12 @@ class Judge:
         names = ("as sent", "nearest that a client holds", "nearest that nobody holds")
         shown = {name: self.pixels(torch.stack([row[1][i] for row in rows[:16]])) for i, name in enumerate(names)}
         return sum(wins) / len(wins), shown
+
+    def found_again(self, clients: Sequence[str], images: Tensor) -> float:
+        """The share of images that are all but equal to one that these clients hold."""
+        held = self.pixels(self._held(clients)[0])
+        each = [float(similarity.psnr(image.expand_as(held), held).max()) for image in self.pixels(images.cpu())]
+        return sum(one > EQUAL for one in each) / len(each)
 
     def _held(self, clients: Sequence[str]) -> Samples:
         parts = [self._sites[id] for id in clients]

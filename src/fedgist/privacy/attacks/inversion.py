@@ -1,5 +1,7 @@
 """Update inversion as one attack among others: images of a client from the first update that is seen of it."""
 
+import dataclasses
+
 import torch
 
 from fedgist.core import tree
@@ -22,12 +24,13 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     method, options = known.method, known.method.config
     if not isinstance(options, LocalOptions) or len(method.task.shape) != 3:
         raise NothingToSee("no update of a model by images is seen")
-    seen = _first(transcript, level)
+    seen = first_update(transcript, level)
     check_plain(options, seen.seen.round, seen.seen.round)
     steps, count = _looked_for(options, sum(known.sizes[id] for id in seen.seen.clients) // len(seen.seen.clients))
     lr = options.lr_at(seen.seen.round) * effective_steps(steps, options.momentum)
     plan = {"index": torch.arange(count)[None], "mask": torch.ones(1, count)}
-    training = Training(trainer(options, method.model), lr, plan)
+    plain = dataclasses.replace(options, noise_multiplier=0.0)  # noise in training is nothing that a search could know
+    training = Training(trainer(plain, method.model), lr, plan)
     update = {name: value / lr for name, value in seen.update.items()}
     low, high = torch.tensor(method.task.low), torch.tensor(method.task.high)
     found = Attack(iterations=known.effort, tv=0.01)(training, seen.before, update, low, high, known.rng("inversion"))
@@ -40,7 +43,8 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     return Score(value, blind, "PSNR, dB", about, {"cosine": found.cosine}, rows)
 
 
-def _first(transcript: Transcript, level: str) -> Update:
+def first_update(transcript: Transcript, level: str) -> Update:
+    """The first that moves a model, of one client or the mean of several."""
     for seen in transcript.seen(level, "weights", "update", "gradient", "images"):
         try:
             found = transcript.update_in(seen)

@@ -1,6 +1,9 @@
-"""Whether a sample was trained on, from the loss of a model on it: what was learned is known better (Yeom et al. 2018).
+"""Whether a sample was trained on, from the loss of models on it: what was learned is known better.
 
-The model is the one that a client's last message shows, or, where none does, what the server learned.
+membership   the loss under the model that a client's last message shows, or, where none does, that the server learned
+             (Yeom et al. 2018)
+trajectory   by how much the loss fell in training, over all messages: what is easy for every model tells nothing, and
+             each round tells a little more (after Watson et al. 2022 and Nasr et al. 2019)
 """
 
 from contextlib import suppress
@@ -9,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import Params
 from fedgist.core.task import Model, Samples
-from fedgist.privacy.attacks.interface import Judge, Known, NothingToSee, Score
+from fedgist.privacy.attacks.interface import Challenge, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import Transcript
 
 BATCH = 200
@@ -36,6 +40,32 @@ def membership(transcript: Transcript, level: str, known: Known, judge: Judge) -
     rates = [rate for (_, rate), _ in found if rate is not None]
     more = {"tpr at 1 % fpr": mean(rates) if rates else None}
     return Score(mean([area for (area, _), _ in found]), mean([area for area, _ in blind]), "AUC", seen, more)
+
+
+def trajectory(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
+    """From the loss before less the loss after what is seen of every round."""
+    model = known.method.model
+    asked: dict[tuple[str, ...], Challenge] = {}
+    fell: dict[tuple[str, ...], Tensor] = {}
+    messages = 0
+    for seen in transcript.seen(level, "weights", "update", "gradient", "images"):
+        with suppress(FedgistError):  # no data, or not all weights travel
+            update = transcript.update_in(seen)
+            if update is None or not tree.finite([update.before, update.update]):
+                continue
+            if seen.clients not in asked:
+                asked[seen.clients] = judge.challenge(seen.clients)
+            challenge = asked[seen.clients]
+            before, after = (losses(model, w, challenge.x, challenge.y) for w in (update.before, update.after))
+            fell[seen.clients] = fell.get(seen.clients, 0.0) + before - after
+            messages += 1
+    if not fell:
+        raise NothingToSee("no update of a model is seen")
+    found = [judge.membership(asked[clients], drop) for clients, drop in fell.items()]
+    blind = [judge.membership(one, nearness(known.reserve, one.x, one.y))[0] for one in asked.values()]
+    rates = [rate for _, rate in found if rate is not None]
+    more = {"tpr at 1 % fpr": mean(rates) if rates else None}
+    return Score(mean([area for area, _ in found]), mean(blind), "AUC", f"{messages} updates", more)
 
 
 def shown_models(transcript: Transcript, level: str) -> dict[str, Params]:

@@ -19,6 +19,8 @@ from fedgist.privacy.attacks.membership import mean, nearness
 from fedgist.privacy.transcript import Seen, Transcript
 from fedgist.synthesis.encoding import learning_rates
 
+MOST = 3
+"""Clients that are looked at, at most: with thousands of features each costs a minute."""
 RIDGE = 1e-6
 """Of the mean eigenvalue: what rounding on the wire does to the others."""
 
@@ -37,7 +39,7 @@ class Map:
 def moment_membership(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
     """Whether a sample is in a sum of products of features."""
     found, blind = [], []
-    for seen in _largest(transcript, level, "products"):
+    for seen in _last(transcript, level, "products")[:MOST]:
         z, products = feature_map(seen, known), next(iter(seen.holding("products").values()))
         spread = symmetric(products.double().reshape(-1, products.shape[-1]).sum(0))
         values, vectors = torch.linalg.eigh(spread)
@@ -58,7 +60,7 @@ def reconstruction(transcript: Transcript, level: str, known: Known, judge: Judg
     scores: list[float] = []
     controls: list[float] = []
     rows: dict[str, Tensor] = {}
-    for seen in _largest(transcript, level, "features")[:3]:
+    for seen in _last(transcript, level, "features")[:MOST]:
         for target, labels in _class_features(seen):
             z = feature_map(seen, known)
             images = _search(z, target.to(z.centre), class_means(known)[labels], known)
@@ -71,7 +73,7 @@ def reconstruction(transcript: Transcript, level: str, known: Known, judge: Judg
     return Score(mean(scores), mean(controls), "PSNR, dB", "features by class", rows=rows)
 
 
-def _largest(transcript: Transcript, level: str, content: Content) -> list[Seen]:
+def _last(transcript: Transcript, level: str, content: Content) -> list[Seen]:
     """The last of what holds this: of each client, or the sum."""
     last = {seen.clients: seen for seen in transcript.seen(level, content) if seen.holding(content)}
     if not last:
