@@ -57,7 +57,9 @@ def test_the_folder_holds_the_run(tmp_path):
 
     train, _ = datasets.load("digits")
     saved = np.load(folder.indices)
-    counts = {name: torch.bincount(train.y[saved[name]], minlength=10).tolist() for name in saved}
+    parts = np.split(saved["indices"], np.cumsum(saved["sizes"])[:-1])
+    held = zip(saved["clients"].tolist(), parts, strict=True)
+    counts = {name: torch.bincount(train.y[part], minlength=10).tolist() for name, part in held}
     assert json.loads(folder.partition.read_text())["clients"] == counts
 
     assert result.folder == folder.path

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,6 +111,18 @@ class Codec:
         """What a part of a declared shape stands for: exact sizes, or the name of one that may vary."""
         bound = self.bounds.get(side) if isinstance(side, str) else None
         return bound if isinstance(bound, tuple) else (int(bound),) if isinstance(bound, Exactly) else (side,)
+
+    def most_bytes(self, cls: type) -> int:
+        """What the tensors of such a message may take at most."""
+
+        def side(size: int | str) -> int:
+            bound = self.bounds.get(size) if isinstance(size, str) else size
+            return bound if isinstance(bound, int) else 1
+
+        return sum(
+            max(dtype.itemsize for dtype in declared.dtypes) * math.prod(map(side, shape))
+            for declared, shape in self.layout(cls).values()
+        )
 
     def _check(self, cls: type, described: tuple[Described, ...]) -> None:
         """The one test of what may travel: used before sending and, on the header alone, before receiving."""
@@ -299,6 +311,13 @@ def add_up(cls: type, parts: Iterable[Leaves | Part]) -> Leaves:
             raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
         total[name] = (_sum_of_numbers if additive.get(name) in SCALARS else _wide_sum)(single, stacked)
     return total
+
+
+def added_up(cls: type, parts: Sequence[Part]) -> list[Part]:
+    """The same messages, of whose additive fields only the sum is left, which is nobody's: a part without senders."""
+    additive = {name for name, (_, declared) in schema_of(cls).items() if declared.additive}
+    seen = [(p, {name: leaf for name, leaf in p.leaves.items() if name.split("/")[0] not in additive}) for p in parts]
+    return [Part((), add_up(cls, parts)), *(Part(part.ids, leaves) for part, leaves in seen if part.ids)]
 
 
 def _wide_sum(addends: list[Tensor], stacks: list[Tensor]) -> Tensor:

@@ -217,7 +217,9 @@ class _Run:
             with closing(self._ledger(saved)) as ledger:
                 if self.config.normalise == standardisation.SUMS:
                     self._standardise(ledger, begun=saved is not None)
-                self.engine.ledger = ledger
+                self.engine.ledger, states = ledger, self.engine.site_states
+                if self.folder is not None:
+                    states.keep_in(self.folder.checkpoints)
                 if saved is not None:
                     self.engine.restore(saved["engine"])
                 self.watch.clients()
@@ -227,6 +229,7 @@ class _Run:
                     yield
                 finally:
                     self.progress.stop()
+                    states.close()
         except KeyboardInterrupt:
             raise self._interrupted() from None
         except Exception as error:
