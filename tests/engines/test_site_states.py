@@ -24,7 +24,7 @@ def some(value: float) -> Tree:
 
 
 def test_what_is_on_the_disk_is_what_was_put_in(tmp_path: Path) -> None:
-    """Five of twenty fit into memory; a log that is mostly of no use is replaced; the last checkpoints can be gone to."""
+    """Five of twenty fit into memory; a log of mostly no use is replaced; the last checkpoints can be gone to."""
     found, expected, kept = states(tmp_path), {}, []
     for round in range(1, 9000 // 6):
         for i in range(6):

@@ -25,7 +25,7 @@ from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answe
 from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
 
-REPLIES_TOGETHER = {"cpu": 1 << 28, "cuda": 1 << 32}
+REPLIES_TOGETHER = {"cpu": 1 << 27, "cuda": 1 << 32}
 """Bytes of replies that are held before they are added up."""
 SMALLEST_WAVE = 16
 """Clients that are asked together all the same: with fewer, an executor has nothing to stack."""
@@ -328,6 +328,7 @@ class LocalEngine(Engine):
             if delivery.site.id in changed:
                 raise RuntimeError(f"{self.method.name}: two nodes changed site {delivery.site.id} in one exchange")
             changed.add(delivery.site.id)
+            self.site_states.release(delivery.site.id)
             self.working[delivery.site.id] = tree.map(_own, self._put(delivery.site.state))
 
     def end_exchange(self) -> None:

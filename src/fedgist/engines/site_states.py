@@ -11,7 +11,7 @@ from fedgist.core.tree import Tree
 from fedgist.core.work import Place
 from fedgist.storage import TreeLog
 
-MOST_IN_MEMORY = 1 << 30
+MOST_IN_MEMORY = 1 << 28
 """Bytes of states that are held in memory where there is a disk, and on a GPU as much of its own memory as a quarter;
 beyond it go those that changed longest ago."""
 SLACK = 1 << 20
@@ -68,6 +68,11 @@ class SiteStates(MutableMapping[str, Tree]):
 
     def in_memory(self) -> Mapping[str, Tree]:
         return self._held
+
+    def release(self, id: str) -> None:
+        """Another state will take the place of this one, which need not be in memory if the log has it."""
+        if id not in self._changed and self._log is not None:
+            self._drop(id)
 
     # On the disk
 
