@@ -116,7 +116,7 @@ def run(
         provenance.check_again(folder, config, resume)
         if folder.finished:
             return results.load(folder)
-    executor = engines.executor(config.engine, config.device, tf32=config.tf32)
+    executor = engines.executor(config.engine, config.device, tf32=config.tf32, workers=config.workers)
     with engines.one_thread(config.engine, config.device):
         one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
         if folder is not None and overwrite:
@@ -135,7 +135,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]]) -> list[Result]:
         if folder.started:
             provenance.check_again(folder, config, resume=True)
     first = prepared[0][0]
-    executor = engines.executor(first.engine, first.device, tf32=first.tf32)
+    executor = engines.executor(first.engine, first.device, tf32=first.tf32, workers=first.workers)
     begun = {
         folder.path: _Run(config, sources.from_dataset(config), folder, Silent(), in_process, executor)
         for config, folder in prepared
