@@ -6,6 +6,7 @@ again once it has come a second time. Ray moves everything as pickles: only betw
 """
 
 import itertools
+import os
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ class Worker:
     def __init__(self, make: Any):
         self.executor: Executor = make()
         self.kept: dict[int, Tensor] = {}
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def run(self, works: Sequence[Work], gone: Sequence[int]) -> list[tuple[list[int], Tree, list[Any]]]:
         """The results; those of one form as stacks, each of which travels as one array."""
@@ -191,9 +195,6 @@ class Spread:
                 desk.actor, desk.life = self._actor.remote(self._make), desk.life + 1
                 answer = self._send(worker, part)
         raise AssertionError("unreachable")
-
-    def close(self) -> None:
-        self._ray.shutdown()
 
 
 @dataclass(frozen=True)
