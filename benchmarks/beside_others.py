@@ -35,7 +35,7 @@ PACKAGES = {
     "pfl": [TORCH, "pfl==0.6.0"],
     "flower": [TORCH, "flwr[simulation]==1.41.0"],
 }
-RUNNERS = ("loop", *PACKAGES, "fedgist")
+RUNNERS = ("loop", *PACKAGES, "fedgist", "fedgist_stacked")
 JOBS: dict[str, dict[str, Any]] = {
     "mnist": {"batch": 32, "active": {10: 10, 100: 10, 1000: 100}, "share": None, "target": 0.90},
     "cifar10": {"batch": 10, "active": {10: 10, 100: 50, 1000: 50}, "share": 50, "target": 0.30},
@@ -137,6 +137,12 @@ def loop(task: Task) -> None:
 
 
 def fluke(task: Task) -> None:
+    operators = torch.library.Library("torchvision", "DEF")
+    for name in (
+        "nms",
+        "qnms",
+    ):  # torchvision, imported and not needed here, comes from the index without them for a CPU
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou) -> Tensor")
     from fluke import FlukeENV
     from fluke.algorithms.fedavg import FedAVG
     from fluke.client import Client
@@ -172,7 +178,7 @@ def pfl(task: Task) -> None:
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
-    from pfl.callback import TrainingProcessCallback
+    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchTensorDataset
     from pfl.data.sampling import get_user_sampler
@@ -282,7 +288,11 @@ def flower(task: Task) -> None:
     run_simulation(ServerApp(server_fn=server), ClientApp(client), len(task.parts), backend_config=resources)
 
 
-def fedgist(task: Task) -> None:
+def fedgist_stacked(task: Task) -> None:
+    fedgist(task, "stacked")
+
+
+def fedgist(task: Task, engine: str = "auto") -> None:
     import fedgist
     from fedgist.engines import local
     from fedgist.models import as_module
@@ -299,7 +309,8 @@ def fedgist(task: Task) -> None:
     local.LocalEngine.run_round = timed  # type: ignore[method-assign]
     tests = (task.test_x[:10], task.test_y[:10])  # its own evaluation is at the end, and not needed
     task.begin()
-    fedgist.run("fedavg", task.model, clients, tests, classes=10, rounds=task.rounds, eval_every=0, **options)
+    about = {"classes": 10, "rounds": task.rounds, "eval_every": 0, "engine": engine}
+    fedgist.run("fedavg", task.model, clients, tests, **about, **options)
 
 
 # Around it
@@ -381,7 +392,7 @@ def summary(found: dict[str, Any], target: float) -> dict[str, Any]:
 
 def environments(folder: Path, names: list[str]) -> dict[str, str]:
     """The Python of each, made where it is not there; of one that cannot be, why."""
-    found = {"loop": sys.executable, "fedgist": sys.executable}
+    found = dict.fromkeys(("loop", "fedgist", "fedgist_stacked"), sys.executable)
     for name in names:
         if name not in PACKAGES:
             continue
