@@ -112,18 +112,6 @@ class Codec:
         bound = self.bounds.get(side) if isinstance(side, str) else None
         return bound if isinstance(bound, tuple) else (int(bound),) if isinstance(bound, Exactly) else (side,)
 
-    def most_bytes(self, cls: type) -> int:
-        """What the tensors of such a message may take at most."""
-
-        def side(size: int | str) -> int:
-            bound = self.bounds.get(size) if isinstance(size, str) else size
-            return bound if isinstance(bound, int) else 1
-
-        return sum(
-            max(dtype.itemsize for dtype in declared.dtypes) * math.prod(map(side, shape))
-            for declared, shape in self.layout(cls).values()
-        )
-
     def _check(self, cls: type, described: tuple[Described, ...]) -> None:
         """The one test of what may travel: used before sending and, on the header alone, before receiving."""
         layout = self.layout(cls)

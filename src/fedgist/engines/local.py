@@ -190,8 +190,8 @@ class LocalEngine(Engine):
         self.gathered[ask.node] = []
         if self.layer.wraps or self.topology is not None:
             return [asked]
-        largest = max((codec.most_bytes(ask.reply) for codec in self.codecs.values()), default=1)
-        count = max(SMALLEST_WAVE, REPLIES_TOGETHER[self.executor.place.device.type] // max(1, largest))
+        largest = max(codec.limit(ask.reply) for codec in self.codecs.values())
+        count = max(SMALLEST_WAVE, REPLIES_TOGETHER[self.executor.place.device.type] // largest)
         return [asked[i : i + count] for i in range(0, max(1, len(asked)), count)]
 
     def deliver(self, ask: Ask, asked: Sequence[str]) -> list[Delivery]:
