@@ -2,10 +2,9 @@
 
     python benchmarks/workers.py --workers 2 --out benchmarks/results/workers.json
 
-FedAvg on random data of MNIST's shape, twenty steps of 32 samples for each client; `--device cuda` lets the workers share
-one GPU. Seconds are of the clock, the median of a few rounds after the second: by then what is a client's own lies
-where it stays. With work that takes no time (`steps` 0 is not allowed, so one step of one sample) what is left is what
-spreading costs.
+FedAvg on random data of MNIST's shape, twenty steps of 32 samples for each client; `--device cuda` lets the workers
+share one GPU. Seconds are of the clock, the median of a few rounds after the second: by then what is a client's own
+lies where it stays. With one step of one sample, what is left is nearly all messages, and what spreading costs.
 """
 
 import argparse

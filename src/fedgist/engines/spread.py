@@ -214,13 +214,13 @@ class _Make:
 
 def _connect(workers: str, place: Place) -> tuple[Any, int]:
     """Ray, started here or found elsewhere, and how many workers there shall be: one for each GPU, or core."""
+    elsewhere = workers.startswith("ray://")
+    if not elsewhere and not (workers.isdecimal() and int(workers) > 0):
+        raise FedgistError(f"workers is a number of processes here, or ray://HOST:10001 of a cluster, not {workers!r}")
     try:
         import ray
     except ImportError:
         raise FedgistError("workers need Ray: pip install 'fedgist[ray]'") from None
-    elsewhere = workers.startswith("ray://")
-    if not elsewhere and not (workers.isdecimal() and int(workers) > 0):
-        raise FedgistError(f"workers is a number of processes here, or ray://HOST of a cluster, not {workers!r}")
     quiet = {"log_to_driver": False, "logging_level": "error"}
     if not ray.is_initialized():
         local = {} if elsewhere else {"num_cpus": int(workers), "include_dashboard": False}
