@@ -125,9 +125,12 @@ def in_one_process(method: str, hosts: int) -> dict[str, Any]:
         def make(method: Any, inputs: Any, config: Any, executor: Any) -> Any:
             return RemoteEngine(method, Transport(), inputs.info, seed=config.seed, executor=executor)
 
+        began = time.process_time()
         runner.run(config, Path(folder) / "run", load=lambda _: inputs, engine=make)
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return {**seconds(Path(folder) / "run"), "process_mb": round((most - before) / 1024)}
+        spent, most = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found = seconds(Path(folder) / "run")
+        cpu = round(spent / found["exchanges"], 3)  # with evaluations, and with the clients' own work
+        return {**found, "cpu_s_an_exchange": cpu, "process_mb": round((most - before) / 1024)}
 
 
 def main() -> None:
