@@ -11,7 +11,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PICTURE, RESULTS = HERE / "images" / "scale.svg", HERE.parent / "benchmarks" / "results" / "scale.json"
 COLOURS = {"fedavg": "#2e7d4f", "scaffold": "#c25a1c"}
-PANELS = {  # title -> (of a result, the highest power of ten of the axis, what its lowest is)
+PANELS = {  # title -> (of a result, the powers of ten at the ends of the axis)
     "memory beyond Python and data, MB": ("memory_mb", 0, 4),
     "milliseconds a round, a hundred clients asked": ("round_ms", 0, 4),
     "milliseconds a checkpoint": ("checkpoint_ms", 0, 4),
