@@ -2,17 +2,21 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 from fedgist.core.tree import Tree
@@ -45,18 +49,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _describe(tree: Tree, tensors: dict[str, Tensor]) -> Any:
-    """The tree as JSON, its tensors replaced by names and put into `tensors`."""
-    if isinstance(tree, dict):
+def _describe(tree: Tree, named: Callable[[Tensor], str], order: Callable[[Any], Iterable[Any]] = iter) -> Any:
+    """The tree as JSON, with what `named` calls its tensors in their place."""
+    if isinstance(tree, Mapping):
         if not all(isinstance(key, str) for key in tree):
             raise TypeError(f"only string keys can be saved, got {sorted(map(repr, tree))}")
-        return {"dict": [[key, _describe(value, tensors)] for key, value in tree.items()]}
+        return {"dict": [[key, _describe(tree[key], named, order)] for key in order(tree)]}
     if isinstance(tree, (list, tuple)):
-        return {type(tree).__name__: [_describe(value, tensors) for value in tree]}
+        return {type(tree).__name__: [_describe(value, named, order) for value in tree]}
     if isinstance(tree, Tensor):
-        name = str(len(tensors))
-        tensors[name] = tree.detach().cpu().contiguous().clone()  # a clone: safetensors refuses shared storage
-        return {"tensor": name}
+        return {"tensor": named(tree)}
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return {"value": tree}
     raise TypeError(f"a state may hold tensors, numbers, strings and None, not {type(tree).__name__}")
@@ -73,13 +75,24 @@ def _restore(node: Any, tensors: dict[str, Tensor]) -> Tree:
     return tensors[content] if kind == "tensor" else content
 
 
+def _taken_apart(tree: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a tree, and the metadata of a safetensors file that says where each was."""
+    tensors: dict[str, Tensor] = {}
+
+    def named(tensor: Tensor) -> str:
+        name = str(len(tensors))
+        tensors[name] = tensor.detach().cpu().contiguous().clone()  # a clone: safetensors refuses shared storage
+        return name
+
+    return tensors, {"tree": json.dumps(_describe(tree, named))}
+
+
 def save(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree to a safetensors file; the file appears whole or not at all."""
-    tensors: dict[str, Tensor] = {}
-    described = json.dumps(_describe(tree, tensors))
+    tensors, metadata = _taken_apart(tree)
     with replacing(Path(path)) as draft:
         try:
-            save_file(tensors, draft, metadata={"tree": described})
+            save_file(tensors, draft, metadata=metadata)
         except SafetensorError as error:  # its words for whatever the disk refused, as in "… (os error 28)"
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
@@ -113,12 +126,25 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def digest(tree: Tree) -> str:
     """A SHA-256 of structure and content: equal exactly when two trees are equal bit for bit, keys in any order."""
-    tensors: dict[str, Tensor] = {}
-    state = hashlib.sha256(json.dumps(_describe(_ordered(tree), tensors)).encode())
-    for tensor in tensors.values():
+    count = itertools.count()
+    # Keys are sorted: the order in which a set's names were put in differs between processes.
+    state = hashlib.sha256(json.dumps(_describe(tree, lambda _: str(next(count)), sorted)).encode())
+    for tensor in _tensors(tree):
         state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()
+
+
+def _tensors(tree: Tree) -> Iterator[Tensor]:
+    """The tensors of a tree by sorted keys, one at a time: a mapping may read its values from the disk."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree):
+            yield from _tensors(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _tensors(value)
+    elif isinstance(tree, Tensor):
+        yield tree
 
 
 def file_digest(path: Path) -> str:
@@ -126,8 +152,68 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _ordered(tree: Tree) -> Tree:
-    """The same tree with its keys sorted: the order in which a set's names were put in differs between processes."""
-    if isinstance(tree, dict):
-        return {key: _ordered(tree[key]) for key in sorted(tree)}
-    return type(tree)([_ordered(value) for value in tree]) if isinstance(tree, (list, tuple)) else tree
+_SIZES = struct.Struct("<IQ")  # before each tree of a log: of its name, and of what follows the name
+
+
+class TreeLog:
+    """Trees by name in one file that only grows: a tree that has changed is written once more, behind the others.
+
+    The file's length at some time is all that one needs to know to go back to what was in it then.
+    """
+
+    def __init__(self, path: Path, length: int = 0):
+        """A file that was `length` bytes long goes on from there; what was written later is forgotten."""
+        self.path, self._at = path, dict[str, tuple[int, int]]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "r+b" if length else "w+b")  # noqa: SIM115 - as long as the log
+        self._file.truncate(length)
+        self.length, self.live = 0, 0
+        while self.length < length:
+            self._file.seek(self.length)
+            sizes = self._file.read(_SIZES.size)
+            if len(sizes) < _SIZES.size:
+                raise ValueError(f"{path} is shorter than it was")
+            name, body = _SIZES.unpack(sizes)
+            self._note(self._file.read(name).decode(), name, body)
+
+    def _note(self, name: str, name_bytes: int, body: int) -> None:
+        """The next tree is this one."""
+        self.live += body - self._at.get(name, (0, 0))[1]
+        self._at[name] = self.length + _SIZES.size + name_bytes, body
+        self.length += _SIZES.size + name_bytes + body
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._at
+
+    def names(self) -> Set[str]:
+        return self._at.keys()
+
+    def write(self, name: str, tree: Tree) -> None:
+        self.write_bytes(name, save_bytes(*_taken_apart(tree)))
+
+    def write_bytes(self, name: str, body: bytes) -> None:
+        """What `read_bytes` of another log gave."""
+        encoded = name.encode()
+        self._file.seek(self.length)
+        self._file.write(_SIZES.pack(len(encoded), len(body)) + encoded)
+        self._file.write(body)
+        self._note(name, len(encoded), len(body))
+
+    def read_bytes(self, name: str) -> bytes:
+        start, size = self._at[name]
+        self._file.seek(start)
+        return self._file.read(size)
+
+    def read(self, name: str) -> Tree:
+        body = self.read_bytes(name)
+        header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+        tensors = {key: tensor.clone() for key, tensor in load_bytes(body).items()}  # clones: as in `load`
+        return _restore(json.loads(header["__metadata__"]["tree"]), tensors)
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()

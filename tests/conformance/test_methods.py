@@ -283,8 +283,8 @@ def test_additive_fields_are_never_visible(federation: Build, method: str, monke
     seen: list[tuple[str, set[str], set[str]]] = []
     collect = LocalEngine.collect
 
-    def spy(self: LocalEngine, ask: Any, deliveries: Any) -> Any:
-        answers = collect(self, ask, deliveries)
+    def spy(self: LocalEngine, ask: Any) -> Any:
+        answers = collect(self, ask)
         visible = {name for id in answers for name in vars(answers[id])}
         seen.append((ask.reply.__name__, visible, set(vars(answers.sum))))
         return answers

@@ -1,5 +1,7 @@
 """Executors by name, and what is said about names that are none."""
 
+import sys
+
 import pytest
 
 from fedgist.core.errors import FedgistError
@@ -21,3 +23,12 @@ def test_a_name_that_is_none() -> None:
 def test_the_engine_that_was_removed_is_explained() -> None:
     with pytest.raises(FedgistError, match="no engine measured any more: use auto"):
         executor("measured")
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"), [("2", "pip install 'fedgist\\[ray\\]'"), ("many", "not 'many'"), ("0", "not '0'")]
+)
+def test_workers_say_what_they_need(workers: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(FedgistError, match=words):
+        executor("stacked", workers=workers)

@@ -15,7 +15,7 @@ from fedgist.core.ledger import Ledger
 from fedgist.core.message import Done, message, wire
 from fedgist.core.method import Method, handler
 from fedgist.core.task import Task
-from fedgist.engines import EXECUTORS
+from fedgist.engines import EXECUTORS, local
 from fedgist.engines.local import LocalEngine, SiteFailure, run_rounds
 from fedgist.options import option
 
@@ -312,3 +312,19 @@ def test_a_resumed_ledger_forgets_what_came_after_its_checkpoint(tmp_path: Path)
     resumed.close()
     assert (tmp_path / "whole.csv").read_text() == text
     assert resumed.totals() == totals
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddm"])
+def test_replies_that_are_added_up_as_they_come_give_the_same(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums, states and visible fields do not depend on how many clients are asked at a time."""
+    together = toys.play(toys.toy_federation(method), 2)
+    monkeypatch.setattr(local, "REPLIES_TOGETHER", {"cpu": 1})
+    monkeypatch.setattr(local, "SMALLEST_WAVE", 2)
+    engine = toys.toy_federation(method)
+    largest: list[int] = []
+    drive = engine.executor.drive
+    monkeypatch.setattr(engine.executor, "drive", lambda roles: (largest.append(len(roles)), drive(roles))[1])
+    toys.play(engine, 2)
+    assert max(largest) == 2
+    assert engine.digest() == together.digest()
+    assert engine.ledger.totals() == together.ledger.totals()

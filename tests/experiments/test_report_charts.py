@@ -6,6 +6,8 @@ import statistics
 
 import pytest
 
+from fedgist.core.codec import Size
+from fedgist.core.ledger import Entry, Ledger
 from fedgist.experiments import config as configs
 from fedgist.experiments import runner
 from fedgist.experiments.folder import RunFolder, run_folders
@@ -180,3 +182,24 @@ def test_runs_that_differ_in_one_number_are_a_line_over_it():
     assert trace["y"] == pytest.approx([0.005, 0.2, 0.3])
     assert chart.layout["xaxis"]["type"] == "log"
     assert figures.sweep(swept(lr=[1, 2])) == []
+
+
+def test_of_many_clients_a_partition_shows_few_and_says_so():
+    (run,) = fake("fedavg", [0.5], 1).runs
+    held = {"sha256": "", "classes": 2, "clients": {f"{i:04d}": [i, 1] for i in range(1001)}}
+    found = figures.partition(dataclasses.replace(run, partition=held), "partition", "Samples")
+    assert found.title == "Samples: 167 of 1,001 clients, every 6th"
+    assert len(set(found.data[0]["x"])) == 167 and found.data[0]["x"][-1] == "0996"
+
+
+def test_names_with_commas_are_counted_as_others(tmp_path):
+    """A row with such a name is quoted; half a row, of a run that is being written, counts for nothing."""
+    ledger = Ledger(tmp_path / "ledger.csv", 'a,"run"')
+    for sender in ("0", 'north, "east"', "2"):
+        ledger.write(Entry(1, "round", 0, "up", sender, "server", "fedavg.Local"), Size(8, 40, 10))
+    ledger.close()
+    text = (tmp_path / "ledger.csv").read_text()
+    (tmp_path / "ledger.csv").write_text(text + text.splitlines()[-1][:-2])
+    found = runs.read_ledger(tmp_path / "ledger.csv")
+    assert found.crossed() == [("up", "fedavg.Local", runs.Counts(3, 24, 120, 120))]
+    assert found.paper_up == {1: 120}

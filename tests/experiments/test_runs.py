@@ -13,7 +13,9 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.data import datasets
+from fedgist.engines import site_states
 from fedgist.engines.local import LocalEngine
+from fedgist.engines.site_states import SiteStates
 from fedgist.experiments import config as configs
 from fedgist.experiments import folder as folders
 from fedgist.experiments import results, runner
@@ -57,7 +59,9 @@ def test_the_folder_holds_the_run(tmp_path):
 
     train, _ = datasets.load("digits")
     saved = np.load(folder.indices)
-    counts = {name: torch.bincount(train.y[saved[name]], minlength=10).tolist() for name in saved}
+    parts = np.split(saved["indices"], np.cumsum(saved["sizes"])[:-1])
+    held = zip(saved["clients"].tolist(), parts, strict=True)
+    counts = {name: torch.bincount(train.y[part], minlength=10).tolist() for name, part in held}
     assert json.loads(folder.partition.read_text())["clients"] == counts
 
     assert result.folder == folder.path
@@ -154,6 +158,26 @@ def test_a_run_killed_anywhere_resumes_to_the_same(owner, name, call, after, uni
             runner.run(config, tmp_path / "run")
     runner.run(config, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(storage.TreeLog, "write", 9), (storage.TreeLog, "sync", 4), (SiteStates, "_begin", 2), (storage, "save", 4)],
+)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_whose_states_are_on_the_disk_resumes_to_the_same(owner, name, call, after, tmp_path, monkeypatch):
+    """Nothing fits into memory, and a log is replaced as soon as half of it is of no use."""
+    config = config_of("scaffold", rounds=6, active=2)
+    runner.run(config, tmp_path / "whole")
+    monkeypatch.setattr(site_states, "MOST_IN_MEMORY", 1)
+    monkeypatch.setattr(site_states, "SLACK", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(patch, owner, name, call, after)
+        with pytest.raises(Killed):
+            runner.run(config, tmp_path / "run")
+    runner.run(config, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert len(list(RunFolder(tmp_path / "run").checkpoints.glob("states-*.log"))) <= 2
 
 
 def test_a_method_that_rounds_by_where_tensors_lie_resumes_to_the_same(tmp_path, monkeypatch):

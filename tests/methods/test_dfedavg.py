@@ -65,11 +65,11 @@ def test_with_a_server_it_is_fedavg_whose_clients_weigh_the_same() -> None:
     """The same batches from the same streams: only what is sent when differs, by rounding."""
     gossip = toy_federation("dfedavg", clients=5, momentum=0.0)
     average = toy_federation("fedavg", clients=5, weighting="uniform", active=0)
-    start = gossip.clients()[0].state["w"]
+    start = next(gossip.clients()).state["w"]
     average.states = {"server": {"w": start}}
     play(gossip)
     play(average)
-    assert apart(average.state["w"], gossip.clients()[0].state["w"]) < 1e-5 * apart(start, average.state["w"])
+    assert apart(average.state["w"], next(gossip.clients()).state["w"]) < 1e-5 * apart(start, average.state["w"])
 
 
 def test_one_architecture_for_all() -> None:

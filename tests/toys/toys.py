@@ -135,8 +135,8 @@ def received(engine: LocalEngine) -> list[Answers]:
     kept: list[Answers] = []
     collect = engine.collect
 
-    def keep(ask: Ask, deliveries: Any) -> Any:
-        kept.append(collect(ask, deliveries))  # type: ignore[arg-type]
+    def keep(ask: Ask) -> Any:
+        kept.append(collect(ask))  # type: ignore[arg-type]
         return kept[-1]
 
     engine.collect = keep  # type: ignore[method-assign]

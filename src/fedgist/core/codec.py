@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -299,6 +299,13 @@ def add_up(cls: type, parts: Iterable[Leaves | Part]) -> Leaves:
             raise WireError(f"{tag_of(cls)}.{name}: additive fields must have one shape, got several")
         total[name] = (_sum_of_numbers if additive.get(name) in SCALARS else _wide_sum)(single, stacked)
     return total
+
+
+def added_up(cls: type, parts: Sequence[Part]) -> list[Part]:
+    """The same messages, of whose additive fields only the sum is left, which is nobody's: a part without senders."""
+    additive = {name for name, (_, declared) in schema_of(cls).items() if declared.additive}
+    seen = [(p, {name: leaf for name, leaf in p.leaves.items() if name.split("/")[0] not in additive}) for p in parts]
+    return [Part((), add_up(cls, parts)), *(Part(part.ids, leaves) for part, leaves in seen if part.ids)]
 
 
 def _wide_sum(addends: list[Tensor], stacks: list[Tensor]) -> Tensor:

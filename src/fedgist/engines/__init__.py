@@ -60,10 +60,28 @@ def one_thread(name: str, device: str) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def executor(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, *, tf32: bool = False) -> Executor:
-    """The executor of that name; `compiled` is `stacked` with compiled steps."""
+def executor(
+    name: str,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    *,
+    tf32: bool = False,
+    workers: str | None = None,
+) -> Executor:
+    """The executor of that name; with `workers`, one in each of so many processes, or on a cluster."""
     check_name(name)
     place = Place(find_device(device), dtype, tf32)
-    if name == "compiled":
-        return Stacked(place, compile=True)
-    return EXECUTORS[name](place)
+    if workers is None:
+        return at(name, place)
+    from fedgist.engines.spread import Spread
+
+    return Spread(name, place, workers)
+
+
+def at(name: str, place: Place, threads: int | None = None) -> Executor:
+    """The executor of that name in a place; `compiled` is `stacked` with compiled steps."""
+    if name == "sequential":
+        return Sequential(place)
+    if name == "threaded":
+        return Threaded(place, threads)
+    return Stacked(place, threads, compile=name == "compiled")

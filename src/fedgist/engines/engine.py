@@ -9,7 +9,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedgist.core.rows import Leaves, Replies
 from fedgist.core.tree import Tree
 from fedgist.engines.layer import Exchange, Layer, Plain, Trip
 from fedgist.engines.scheduler import Executor
+from fedgist.engines.site_states import SiteStates
 
 Sent = tuple[str, str, type, Size, Callable[[], Leaves]]
 """A message under way: sender, receiver, type and size, and the message itself for who wants to see it."""
@@ -160,7 +161,7 @@ class Engine(Asker, ABC):
         super().__init__(method, ids, **about)
         self.rounds_done = 0
         self.states: dict[str, Tree] = {}
-        self.site_states: dict[str, Tree] = {}
+        self.site_states = SiteStates(self.executor.place)
         """Of the sites that are in this process."""
         self.missing: dict[str, str] = {}
         """Who was asked since the round or the evaluation began and did not answer, and why, where that is known."""
@@ -179,8 +180,8 @@ class Engine(Asker, ABC):
         """The method's metrics now. Exchanges are counted as evaluation, and no state changes."""
 
     @abstractmethod
-    def clients(self) -> list[Site]:
-        """The clients that are in this process, each with its data and its state as it stands."""
+    def clients(self) -> Iterator[Site]:
+        """The clients that are in this process, each with its data and its state as it stands, one by one."""
 
     @abstractmethod
     def snapshot(self) -> Tree:
@@ -196,8 +197,9 @@ class Engine(Asker, ABC):
 
     def diverged(self) -> list[str]:
         """The nodes whose state, where it is here, holds a number that is not finite."""
-        held = [*self.states.items(), *self.site_states.items()]
-        return list(dict.fromkeys(node for node, state in held if not tree.finite(state)))
+        held = [*self.states.items(), *self.site_states.in_memory().items()]
+        found = [node for node, state in held if not tree.finite(state)]
+        return list(dict.fromkeys([*found, *sorted(self.site_states.diverged)]))
 
 
 def misfits(reply: type, replies: Mapping[str, Leaves]) -> list[str]:

@@ -3,16 +3,17 @@
 Messages do not become bytes here, but they are checked, cast, copied and counted exactly as the codec would.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
 
 from fedgist import storage
 from fedgist.core import tree
-from fedgist.core.codec import Size, size
+from fedgist.core.codec import Size, added_up, size
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
@@ -23,6 +24,11 @@ from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answer, client_rng
 from fedgist.engines.layer import Layer, Unfit
 from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
+
+REPLIES_TOGETHER = {"cpu": 1 << 27, "cuda": 1 << 32}
+"""Bytes of replies that are held before they are added up."""
+SMALLEST_WAVE = 16
+"""Clients that are asked together all the same: with fewer, an executor has nothing to stack."""
 
 Outage = Callable[[str, int, int], bool]
 """Whether a client (id, round, exchange) fails to answer."""
@@ -94,29 +100,31 @@ class LocalEngine(Engine):
         self.working = {}
         return dict(outcome)
 
-    def clients(self) -> list[Site]:
+    def clients(self) -> Iterator[Site]:
         self._begin("round", self.rounds_done)
-        found = [self._site(id) for id in self.ids]
-        self.working = {}  # who was never asked has its first state for this once
-        return found
+        for id in self.ids:
+            yield self._site(id)[0]
+            self.working = {}  # who was never asked has its first state for this once
 
     def snapshot(self) -> Tree:
         return {
             "round": self.rounds_done,
             "states": self.states,
-            "sites": self.site_states,
+            **self.site_states.snapshot(self.rounds_done),
             "under way": self.under_way,
             "layer": self.layer.snapshot(),
         }
 
     def restore(self, snapshot: Tree) -> None:
         self.rounds_done = snapshot["round"]
-        self.states, self.site_states = self._put(snapshot["states"]), self._put(snapshot["sites"])
+        self.states = self._put(snapshot["states"])
+        self.site_states.restore(snapshot)
         self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
         self.layer.restore(snapshot.get("layer", {}))  # checkpoints from before have none
 
     def digest(self) -> str:
-        return storage.digest({key: part for key, part in self.snapshot().items() if key != "layer"})
+        learned = {"states": self.states, "sites": self.site_states, "under way": self.under_way}
+        return storage.digest({"round": self.rounds_done, **learned})
 
     # A round
 
@@ -152,6 +160,8 @@ class LocalEngine(Engine):
         near = None if self.topology is None else self.topology(round)
         self.reach = {SERVER: self.ids} if near is None else {id: (id, *others) for id, others in near.items()}
         self.working, self.working_under_way = {}, dict(self.under_way)
+        self.gathered: dict[str, list[Part]] = {}  # replies of the exchange under way, by who asked
+        self.answering: set[str] = set()
         self.steps: list[int] = []  # of the loops of clients; they may be appended to from several threads
 
     def _random_outage(self, probability: float) -> Outage:
@@ -168,15 +178,27 @@ class LocalEngine(Engine):
 
     # An exchange
 
-    def deliver(self, ask: Ask) -> list[Delivery]:
-        """Pack each request once, count it for each site that is there, and start the sites' handlers."""
+    def waves(self, ask: Ask) -> list[Sequence[str]]:
+        """Who is asked, one group after the other, so that the replies of a group fit into memory together.
+
+        Where a layer wants to see all of them, or clients ask each other at the same time, there is one group.
+        """
         near = self.reach.get(ask.node, self.ids)
         if strangers := sorted(set(ask.to).difference(self.info if near is self.ids else near)):
             raise ValueError(f"{self.method.name}: {ask.node} asked {strangers}, which it cannot reach")
+        asked = self.layer.choose(self.here, sorted(ask.to))
+        self.gathered[ask.node] = []
+        if self.layer.wraps or self.topology is not None:
+            return [asked]
+        largest = max(codec.limit(ask.reply) for codec in self.codecs.values())
+        count = max(SMALLEST_WAVE, REPLIES_TOGETHER[self.executor.place.device.type] // largest)
+        return [asked[i : i + count] for i in range(0, max(1, len(asked)), count)]
+
+    def deliver(self, ask: Ask, asked: Sequence[str]) -> list[Delivery]:
+        """Pack each request once, count it for each site that is there, and start the sites' handlers."""
         packed: dict[tuple[int, str], tuple[Any, Size, Callable[[], Leaves]]] = {}
         deliveries: list[Delivery] = []
         sent: list[Sent] = []
-        asked = self.layer.choose(self.here, sorted(ask.to))
         invitation = self.layer.invite(self.here, ask.reply, asked)
         for name in asked:
             if self._unreachable(ask.node, name):
@@ -191,29 +213,33 @@ class LocalEngine(Engine):
             sent += [(ask.node, name, type(msg), cost, shown), *self.invitations(ask.node, name, invitation)]
             if self.layer.wraps:
                 self.layer.site(name).hear(self.here, type(msg), shown())
-            site = self._site(name)
+            site, before = self._site(name)
             start = partial(self._answer, handler, site, received)
-            deliveries.append(Delivery(site, start, self._stored(name), invitation))
+            deliveries.append(Delivery(site, start, before, invitation))
         self.count_all("down", sent)
         return deliveries
 
     async def _answer(self, handler: Handler, site: Site, msg: Any) -> Any:
         return await counting(answer(self.method, handler, site, msg), self.steps.append)
 
-    def collect(self, ask: Ask, deliveries: Sequence[Delivery]) -> Answers | TooFewAnswers:
-        """Keep the states of the sites that answered, count their replies, and show the asker what it may see."""
+    def take_in(self, ask: Ask, deliveries: Sequence[Delivery]) -> None:
+        """Count the replies of a group; what is summed is kept of the groups before as a sum."""
         answered = [delivery for delivery in deliveries if not isinstance(delivery.reply, SiteFailure)]
         late = {d.site.id: rounds for d in answered if (rounds := self._lateness(ask.node, d.site.id))}
-        replies: Mapping[str, Leaves] = self._wrapped(ask, answered, late)
+        replies = self._wrapped(ask, answered, late)
         for id, rounds in late.items():
             reply = {"due": self.round + rounds, "round": self.round, "type": tag_of(ask.reply)}
             self.working_under_way[f"{id} to {ask.node}"] = {**reply, "sender": id, "leaves": replies[id]}
+        before = self.gathered[ask.node]
+        now = [part for part in replies.parts if part.ids[0] not in late]  # who is late has a part of its own
+        self.gathered[ask.node] = added_up(ask.reply, [*before, *now]) if before else now
+
+    def collect(self, ask: Ask) -> Answers | TooFewAnswers:
+        """Show the asker what it may see of all replies."""
         arrived = self._arrived(ask)
-        if late or arrived:
-            replies = {id: leaves for id, leaves in replies.items() if id not in late}
-            replies |= {id: reply["leaves"] for id, reply in arrived.items()}
+        parts = [*self.gathered.pop(ask.node), *(Part((id,), reply["leaves"]) for id, reply in arrived.items())]
         late_from = {id: reply["round"] for id, reply in arrived.items()}
-        return self.answers(ask, replies, late_from, partial(self._trip, ask))
+        return self.answers(ask, Replies(parts), late_from, partial(self._trip, ask))
 
     def _wrapped(self, ask: Ask, answered: Sequence[Delivery], late: Collection[str]) -> Replies:
         """What travels from each site, counted; once more for all where a field did not fit."""
@@ -292,10 +318,9 @@ class LocalEngine(Engine):
         ]
         return {id: self.working_under_way.pop(key) for id, key in sorted(due)}
 
-    def end_exchange(self, deliveries: Sequence[Delivery]) -> None:
+    def keep_states(self, deliveries: Sequence[Delivery]) -> None:
         """Take over the states that handlers left behind; only one handler of a site may change it in an exchange."""
-        self.exchange += 1
-        self.answered = min(self.answered, len({d.site.id for d in deliveries if not isinstance(d.reply, SiteFailure)}))
+        self.answering |= {d.site.id for d in deliveries if not isinstance(d.reply, SiteFailure)}
         changed: set[str] = set()
         for delivery in deliveries:
             if isinstance(delivery.reply, SiteFailure) or tree.same(delivery.site.state, delivery.before):
@@ -303,20 +328,24 @@ class LocalEngine(Engine):
             if delivery.site.id in changed:
                 raise RuntimeError(f"{self.method.name}: two nodes changed site {delivery.site.id} in one exchange")
             changed.add(delivery.site.id)
+            self.site_states.release(delivery.site.id)
             self.working[delivery.site.id] = tree.map(_own, self._put(delivery.site.state))
 
-    def _site(self, id: str) -> Site:
-        rng, state = client_rng(self.rng.root, id), self._stored(id)
+    def end_exchange(self) -> None:
+        self.exchange += 1
+        self.answered = min(self.answered, len(self.answering))
+        self.answering = set()
+
+    def _site(self, id: str) -> tuple[Site, Tree]:
+        """A site for a handler, and its state as it stands, which nobody changes: the handler gets new containers."""
+        rng = client_rng(self.rng.root, id)
+        state = self.working[id] if id in self.working else self.site_states.get(id)
         site = Site(id, self.round, self.data[id], {}, rng, self.info[id])
         if state is None:
             site.rng = rng("init")
             state = self.working[id] = self._put(self.method.client_init(site))
         site.state, site.rng = tree.copy(state), rng(self.phase, self.round, self.exchange)
-        return site
-
-    def _stored(self, id: str) -> Tree:
-        """A site's state as it stands, or None; nobody changes it in place: a handler gets new containers."""
-        return self.working.get(id, self.site_states.get(id))
+        return site, state
 
 
 def _own(leaf: Any) -> Any:
@@ -342,17 +371,31 @@ def _run_together(runs: Sequence[tuple[LocalEngine, str, Role]]) -> list[Any]:
             asks = dict(zip(inbox, stops, strict=True))
             outcomes.update({i: stop.result for i, stop in asks.items() if isinstance(stop, Finished)})
             asks = {i: stop for i, stop in asks.items() if isinstance(stop, Ask)}
-            deliveries = {i: runs[i][0].deliver(ask) for i, ask in asks.items()}
-            everything = [delivery for group in deliveries.values() for delivery in group]
-            for delivery, reply in zip(everything, executor.drive([d.answer() for d in everything]), strict=True):
-                delivery.reply = reply
+            for groups in zip_longest(*[runs[i][0].waves(ask) for i, ask in asks.items()]):
+                _exchange(
+                    [(runs[i][0], asks[i], group) for i, group in zip(asks, groups, strict=True) if group is not None]
+                )
             inbox = {}
             for i, ask in asks.items():
-                answers = runs[i][0].collect(ask, deliveries[i])
+                answers = runs[i][0].collect(ask)
                 (outcomes if isinstance(answers, TooFewAnswers) else inbox)[i] = answers
             for engine in {runs[i][0] for i in asks}:
-                engine.end_exchange([d for i, group in deliveries.items() if runs[i][0] is engine for d in group])
+                engine.end_exchange()
     finally:
         for _, _, role in runs:
             role.close()
     return [outcomes[i] for i in range(len(runs))]
+
+
+def _exchange(asked: Sequence[tuple[LocalEngine, Ask, Sequence[str]]]) -> None:
+    """Have these sites answer what they are asked, all together."""
+    deliveries = [engine.deliver(ask, group) for engine, ask, group in asked]
+    everything = [delivery for each in deliveries for delivery in each]
+    for delivery, reply in zip(everything, asked[0][0].executor.drive([d.answer() for d in everything]), strict=True):
+        delivery.reply = reply
+    for (engine, ask, _), each in zip(asked, deliveries, strict=True):
+        engine.take_in(ask, each)
+    for engine in {engine for engine, _, _ in asked}:
+        engine.keep_states(
+            [d for (one, _, _), each in zip(asked, deliveries, strict=True) if one is engine for d in each]
+        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,10 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
     inputs = standardisation.recalled(config, sources.from_dataset(config), folder)
     method = methods.find(config.method)(config.options, inputs.task)
     engine = runner.in_process(method, inputs, config, engines.executor("sequential"))
-    engine.restore(saved["engine"])
-    return trained.collect(engine, config, inputs, inputs.test)
+    engine.site_states.keep_in(folder.checkpoints)
+    with closing(engine.site_states):
+        engine.restore(saved["engine"])
+        return trained.collect(engine, config, inputs, inputs.test)
 
 
 def _from_module(module: nn.Module, classifier: str | None, shape: tuple[int, ...], classes: int) -> Model:

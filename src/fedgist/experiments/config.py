@@ -106,6 +106,12 @@ class RunConfig:
     )
     engine: str = _computed("auto", "Who computes: auto, sequential, threaded, stacked or compiled.", flag="NAME")
     device: str = _computed("auto", "Where: auto (a GPU where there is one), cpu, cuda or cuda:1.", flag="NAME")
+    workers: str | None = _computed(
+        None,
+        "Spread the clients over so many processes here, or over a cluster of your own (ray://HOST:10001); needs Ray.",
+        role=Role.EXECUTION | Role.SIMULATION | Role.LATER,
+        flag="N",
+    )
     tf32: bool = _computed(
         False,
         "On a GPU, round the inputs of products to 10 bits: faster, no longer exact float32.",

@@ -7,15 +7,15 @@ model where there is one, and by its own where it keeps one. Alone means a run o
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
+from fedgist.core.message import Params
 from fedgist.core.task import Samples
 from fedgist.engines.engine import Engine
 from fedgist.experiments import config as configs
@@ -57,8 +57,10 @@ class Fairness:
 def by_client(engine: Engine, test: Samples, last: Mapping[str, Any]) -> Accuracies:
     """The accuracy of each client in this process; `last` is the evaluation on `test` after the last round."""
     method, state = engine.method, engine.state
-    clients = [] if method.pooled else engine.clients()  # data in one place is nobody's own
-    kept = {me.id: method.client_weights(me, method.weights(state, me.info["model"]) or {}) for me in clients}
+    clients, kept = list[Site](), dict[str, Params | None]()
+    for me in () if method.pooled else engine.clients():  # data in one place is nobody's own
+        kept[me.id] = method.client_weights(me, method.weights(state, me.info["model"]) or {})
+        clients.append(replace(me, state={}))
     server = method.weights(state)
     found: Accuracies = {}
     if clients and (not any(kept.values()) or (server is not None and server.keys() == method.model.shapes.keys())):
@@ -87,13 +89,20 @@ def _common(me: Site, test: Samples) -> bool:
 def _parts(
     clients: Sequence[Site], judged: Mapping[str, Mapping[str, Any]], everyone: dict[str, float], test: Samples
 ) -> Parts:
-    own = {me.id: _on_labels(me.data.y.unique().tolist(), judged[me.id], _test_of(me, test)[1]) for me in clients}
+    common, own = _images(test), dict[str, float | None]()
+    for me in clients:
+        images = common if _common(me, test) else _images(_test_of(me, test))
+        own[me.id] = _on_labels(me.data.counts().nonzero().flatten().tolist(), judged[me.id], images)
     return {OWN_LABELS: {id: value for id, value in own.items() if value is not None}, EVERYONE: everyone}
 
 
-def _on_labels(labels: Iterable[int], judged: Mapping[str, Any], y: Tensor) -> float | None:
+def _images(test: Samples) -> dict[int, int]:
+    """How many there are of each label."""
+    return dict(zip(*(values.tolist() for values in torch.unique(test[1], return_counts=True)), strict=True))
+
+
+def _on_labels(labels: Iterable[int], judged: Mapping[str, Any], images: Mapping[int, int]) -> float | None:
     """The accuracy on the images of some labels, from the recall of each."""
-    images = dict(zip(*(values.tolist() for values in torch.unique(y, return_counts=True)), strict=True))
     tested = [c for c in labels if c in images and judged.get(f"recall_{c}") is not None]
     total = sum(images[c] for c in tested)
     return sum(judged[f"recall_{c}"] * images[c] for c in tested) / total if total else None

@@ -95,8 +95,12 @@ class RunFolder:
             raise FedgistError(f"{self.path} was begun with other data: its partition.json does not match")
         write_json(self.partition, partition, indent=None)
         if parts is not None:
-            with replacing(self.indices) as draft, draft.open("wb") as file:
-                np.savez_compressed(file, **parts)  # type: ignore[arg-type]
+            sizes, indices = [len(part) for part in parts.values()], np.concatenate([*parts.values()])
+            with (
+                replacing(self.indices) as draft,
+                draft.open("wb") as file,
+            ):  # few arrays: a file for each client is slow
+                np.savez_compressed(file, clients=np.array([*parts]), sizes=np.array(sizes), indices=indices)
         write_json(self.environment, environment)
         write_json(self.method, method)
         saved = self.last_checkpoint()
@@ -148,7 +152,7 @@ class RunFolder:
 
     def rounds_kept(self) -> int:
         """The round of the newest checkpoint."""
-        return max((int(path.stem.removeprefix("round-")) for path in self.checkpoint_files()), default=0)
+        return max((_round(path) for path in self.checkpoint_files()), default=0)
 
     def save_checkpoint(self, round: int, engine: Any, ledger: Any) -> None:
         """All that going on needs. The rows and the ledger are on disk before; how long they are goes in here."""
@@ -157,7 +161,11 @@ class RunFolder:
         kept = {"engine": engine, "ledger": json.dumps(ledger), "metrics": self.metrics.stat().st_size}
         storage.save(kept, self._checkpoint(round))
         drafts = self.checkpoints.glob(".round-*")  # of a process that was killed
-        for path in [*self.checkpoint_files()[KEPT_CHECKPOINTS:], *drafts]:
+        files = self.checkpoint_files()
+        oldest = _round(files[:KEPT_CHECKPOINTS][-1])
+        logs = sorted(self.checkpoints.glob("states-*.log"), reverse=True)  # each named by the round it begins after
+        unused = [log for log, later in zip(logs[1:], logs, strict=False) if _round(later) <= oldest]
+        for path in [*files[KEPT_CHECKPOINTS:], *drafts, *unused]:
             path.unlink()
 
     def last_checkpoint(self) -> Any:
@@ -166,11 +174,13 @@ class RunFolder:
             try:
                 saved = storage.load(path)
                 saved["ledger"] = json.loads(saved["ledger"])
-                wanted = saved["metrics"], saved["ledger"]["bytes"]
-                there = self.metrics.stat().st_size, self.ledger.stat().st_size
+                wanted = {self.metrics: saved["metrics"], self.ledger: saved["ledger"]["bytes"]}
+                if "log" in saved["engine"]:
+                    wanted[self.checkpoints / saved["engine"]["log"]] = saved["engine"]["log bytes"]
+                whole = all(file.stat().st_size >= size for file, size in wanted.items())
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # cut short by a loss of power: the one before it is whole
-            if there[0] >= wanted[0] and there[1] >= wanted[1]:
+            if whole:
                 return saved
         return None
 
@@ -185,6 +195,11 @@ class RunFolder:
             return []
         lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]  # a killed run may leave half a line
+
+
+def _round(path: Path) -> int:
+    """The round that a file's name ends with."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def write_text(path: Path, text: str) -> None:

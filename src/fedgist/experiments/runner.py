@@ -116,7 +116,7 @@ def run(
         provenance.check_again(folder, config, resume)
         if folder.finished:
             return results.load(folder)
-    executor = engines.executor(config.engine, config.device, tf32=config.tf32)
+    executor = engines.executor(config.engine, config.device, tf32=config.tf32, workers=config.workers)
     with engines.one_thread(config.engine, config.device):
         one = _Run(config, load(config), folder, progress or Silent(), engine, executor)
         if folder is not None and overwrite:
@@ -135,7 +135,7 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]], load: Source = sources.
         if folder.started:
             provenance.check_again(folder, config, resume=True)
     first = prepared[0][0]
-    executor = engines.executor(first.engine, first.device, tf32=first.tf32)
+    executor = engines.executor(first.engine, first.device, tf32=first.tf32, workers=first.workers)
     begun = {
         folder.path: _Run(config, load(config), folder, Silent(), in_process, executor)
         for config, folder in prepared
@@ -217,7 +217,9 @@ class _Run:
             with closing(self._ledger(saved)) as ledger:
                 if self.config.normalise == standardisation.SUMS:
                     self._standardise(ledger, begun=saved is not None)
-                self.engine.ledger = ledger
+                self.engine.ledger, states = ledger, self.engine.site_states
+                if self.folder is not None:
+                    states.keep_in(self.folder.checkpoints)
                 if saved is not None:
                     self.engine.restore(saved["engine"])
                 self.watch.clients()
@@ -227,6 +229,7 @@ class _Run:
                     yield
                 finally:
                     self.progress.stop()
+                    states.close()
         except KeyboardInterrupt:
             raise self._interrupted() from None
         except Exception as error:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
@@ -57,6 +56,8 @@ class Match:
 
 def match(images: Tensor, truth: Tensor) -> Match:
     """The assignment with the smallest sum of squared errors; where one set is smaller, all of it is assigned."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
     errors = torch.cdist(truth.flatten(1).double(), images.flatten(1).double()).square()
     rows, columns = linear_sum_assignment(errors.cpu().numpy())
     true, found = (torch.as_tensor(index, device=truth.device) for index in (rows, columns))

@@ -314,9 +314,17 @@ def _wire_said(group: Group) -> str:
     return ", ".join(f"{kind} {way} {size(counts.bytes)}" for way, kind, counts in group.first.wire.crossed())
 
 
+MOST_CLIENTS = 200
+"""That a dot plot shows: more are neither told apart nor worth their bytes."""
+
+
 def partition(run: Run, id: str, title: str) -> Figure:
     """The label-by-client dot plot: the area of a dot is the number of samples."""
-    clients: Mapping[str, Sequence[int]] = run.partition["clients"]
+    everybody: Mapping[str, Sequence[int]] = run.partition["clients"]
+    every = -(-len(everybody) // MOST_CLIENTS)
+    clients = dict(list(everybody.items())[:: max(1, every)])
+    if every > 1:
+        title = f"{title}: {len(clients)} of {len(everybody):,} clients, every {every:,}th"
     dots = [(name, label, n) for name, counts in clients.items() for label, n in enumerate(counts) if n]
     most = max((n for _, _, n in dots), default=1)
     widest = 26 if len(clients) <= 20 else max(6.0, 26 * math.sqrt(20 / len(clients)))

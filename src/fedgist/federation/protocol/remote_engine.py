@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -155,8 +155,8 @@ class RemoteEngine(Engine):
             raise outcome
         return dict(outcome)
 
-    def clients(self) -> list[Site]:
-        return []
+    def clients(self) -> Iterator[Site]:
+        return iter(())
 
     def snapshot(self) -> Tree:
         """The sites' states are not in it, but which versions they must keep until the snapshot after the next."""

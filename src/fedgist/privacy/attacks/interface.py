@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 
 from fedgist.core.message import Params
@@ -195,6 +194,8 @@ class Judge:
 
 def auc(inside: Tensor, outside: Tensor) -> float:
     """The chance that one of the first is larger than one of the second (ties count a half)."""
+    from scipy.stats import rankdata  # a second of imports, which a report without attacks need not wait for
+
     ranks = rankdata(torch.cat([inside, outside]).numpy())
     below = ranks[: len(inside)].sum() - len(inside) * (len(inside) + 1) / 2
     return float(below / (len(inside) * len(outside)))
