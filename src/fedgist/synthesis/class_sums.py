@@ -18,6 +18,7 @@ from fedgist.core.work import Pool, gradient
 from fedgist.learning.optimisers import Adam
 from fedgist.synthesis.matching import embed, on_sphere
 
+ADAM = Adam()
 COUNTED = 0.1
 """β: a row ends with it, so that a sum of rows tells how many there were."""
 
@@ -88,11 +89,10 @@ class SumMatcher:
 
     sums: ClassSums
     lr: float
-    optimiser: Adam = Adam()
 
     def init(self, images: Tensor) -> Tree:
         """What the scan carries."""
-        return {"x": images}, self.optimiser.init({"x": images})
+        return {"x": images}, ADAM.init({"x": images})
 
     def step(
         self, carry: Tree, drawn: Tree, w: Params, seeds: Tensor, centres: Tensor, means: Tensor, box: Tensor
@@ -106,5 +106,5 @@ class SumMatcher:
             return (own - target).square().sum(), ()
 
         grads, _ = gradient(loss, images)
-        moved, state = self.optimiser.step(images, grads, state, self.lr)
+        moved, state = ADAM.step(images, grads, state, self.lr)
         return {"x": moved["x"].clamp(box[0], box[1])}, state
