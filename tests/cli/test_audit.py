@@ -1,4 +1,4 @@
-"""fedgist audit dp: a run with canaries among its records keeps its promise; with half the noise, or a broken clip, not."""
+"""fedgist audit dp: a run with canaries keeps its promise; with half the noise, or a broken clip, it does not."""
 
 import json
 from pathlib import Path
@@ -12,19 +12,7 @@ from fedgist.cli import app
 from fedgist.dp.releases import Mechanism, Sum, Sums
 from fedgist.features.moments import Moments
 
-GIST = [
-    "gist",
-    "--epsilon",
-    "4",
-    "--set",
-    "clip=0.1",
-    "--set",
-    "grid=2",
-    "--set",
-    "scales=1",
-    "--set",
-    "orientations=4",
-]
+GIST = ["gist", "--epsilon", "4", "--set", "clip=0.1", "--set", "grid=2", "--set", "scales=1"]
 FEDSGD = ["fedsgd", "--epsilon", "8", "--model", "mlp:hidden=8", "--set", "steps=3", "--set", "noise_multiplier=1"]
 
 
@@ -66,8 +54,8 @@ def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault
 
 
 def test_sums_over_secret_batches(tmp_path: Path) -> None:
-    found = json.loads(audit(run(tmp_path / "r", *FEDSGD), 100).stdout)
-    assert not found["broken"] and found["included"] < found["canaries"] == 100
+    found = json.loads(audit(run(tmp_path / "r", *FEDSGD), 60).stdout)
+    assert not found["broken"] and found["included"] < found["canaries"] == 60
 
 
 def test_what_cannot_be_audited_is_refused(tmp_path: Path) -> None:

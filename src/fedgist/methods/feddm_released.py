@@ -69,6 +69,9 @@ class FedDMReleased(fg.ImageTrained[Config]):
         "small": {"dataset": "mnist5k", "model": "convnet:width=16", "partition": "dirichlet-balanced", "rounds": 3}
         | {"nets": 4, "steps": 100, "ipc": 10, "server_epochs": 100, "server_batch": 64, "server_lr": 0.03}
         | {"note": "5,000 digits, ConvNet of width 16, 3 rounds, 4 nets, T = 100, 100 server epochs"},
+        "demo": {"model": "convnet:width=16", "rounds": 2, "nets": 4, "steps": 60, "ipc": 5, "server_epochs": 100}
+        | {"server_batch": 64, "server_lr": 0.03}
+        | {"note": "ConvNet of width 16, 2 rounds, 4 nets, 5 images a class, T = 60, 100 server epochs"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "nets": 2, "steps": 3, "ipc": 2, "batch": 16}
         | {"server_epochs": 3, "server_batch": 8, "rho": 0.5},
     }
