@@ -145,7 +145,8 @@ def _seen(
     count, local = len(data) - 1, layer.promise.noise == "local"
     gram, along = torch.zeros(count, count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     for turn, sight in enumerate(seen[who].sights):
-        message, handler = codec.unpack(sight.request, sight.asked), handler_for(method, sight.request)
+        message: object = codec.unpack(sight.request, sight.asked)
+        handler = handler_for(method, sight.request)
         named = client_rng(engine.rng.root, who)(sight.exchange.phase, sight.exchange.round, sight.exchange.number)
         given: list[Leaves] = []
         for own, state in zip(data, states, strict=True):
