@@ -49,7 +49,7 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
 
 def planned(config: RunConfig) -> RunConfig:
     """The configuration with the noise that its budget allows, where that is left open."""
-    options: Any = config.options
+    options = config.options
     if config.epsilon is None or not isinstance(options, Noisy) or options.noise_multiplier:
         return config
     if not declares(methods.find(config.method)):
@@ -61,7 +61,7 @@ def planned(config: RunConfig) -> RunConfig:
         noise = (plan or known[0]).noise(rate, steps)
     else:
         noise = accountant.noise(config.epsilon, config.delta, rate, steps)
-    return dataclasses.replace(config, options=dataclasses.replace(options, noise_multiplier=noise))
+    return dataclasses.replace(config, options=dataclasses.replace(config.options, noise_multiplier=noise))
 
 
 def plan_of(config: RunConfig) -> Plan | None:
