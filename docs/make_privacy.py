@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PICTURE, RESULTS = HERE / "images" / "privacy.svg", HERE / "results"
-WIDTH, HEIGHT, PLOT, LEFT, TOP, BOTTOM = 960, 400, 270, 50, 44, 300
+WIDTH, HEIGHT, PLOT, LEFT, TOP, BOTTOM = 960, 420, 270, 50, 44, 300
 EPSILONS = (1, 2, 4, 8)
 ONCE, EACH = "#2e7d4f", "#c25a1c"
 TEXT = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -48,6 +48,8 @@ def lines(gist: str, others: str, column: str) -> tuple[Line, ...]:
         Line("DP-SGD, linear, each client's", others, f"linear, each, {column}ε = {{}}", EACH, "6 3"),
         Line("DP-SGD, CNN, once", others, f"CNN, once, {column}ε = {{}}", ONCE, "2 3"),
         Line("DP-SGD, CNN (FedAvg), each", others, f"CNN, each (FedAvg), {column}ε = {{}}", EACH, "2 3"),
+        Line("FedDM released, once", "privacy-feddm", f"once, {column or 'MNIST, '}ε = {{}}", ONCE, "10 3 2 3"),
+        Line("FedDM released, each", "privacy-feddm", f"each, {column or 'MNIST, '}ε = {{}}", EACH, "10 3 2 3"),
     )
 
 

@@ -32,7 +32,14 @@ from fedgist.families.participation import active_option, client_weight, n_ref_o
 from fedgist.families.private_training import PrivatelyTrained
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer
-from fedgist.families.surrogate import Current, Images, Surrogate, SurrogateOptions
+from fedgist.families.surrogate import (
+    Current,
+    Images,
+    ImageTrained,
+    ImageTrainingOptions,
+    Surrogate,
+    SurrogateOptions,
+)
 from fedgist.learning.evaluation import scores
 from fedgist.learning.training import cross_entropy
 from fedgist.options import Role, only_images, option

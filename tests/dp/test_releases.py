@@ -15,7 +15,7 @@ from fedgist.core.rng import Rng
 from fedgist.dp import gaussian
 from fedgist.dp.audit import least_mu
 from fedgist.dp.discrete_gaussian import LARGEST
-from fedgist.dp.randomness import simulated
+from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sum, Sums, declared
 
 MU = gaussian.mu(4.0, 1e-5)
@@ -28,7 +28,7 @@ def scores(mechanism: Mechanism, record: dict[str, float], factor: float = 1.0) 
     worlds = []
     for there in (0.0, 1.0):
         leaves = {name: torch.full((N,), there * size, dtype=torch.float64) for name, size in record.items()}
-        noised = mechanism.noised(SUMS, leaves, simulated(Rng(int(there))))
+        noised = mechanism.noised(SUMS, leaves, exact(simulated(Rng(int(there)))))
         weights = {name: size / mechanism.sigma(SUMS.fields[name], SUMS) ** 2 for name, size in record.items()}
         clean = sum(leaves[name] * weight for name, weight in weights.items())
         found = sum(noised[name] * weight for name, weight in weights.items())
@@ -55,7 +55,7 @@ def test_the_noise_of_a_field_is_its_own() -> None:
     mechanism = Mechanism(MU)
     cost = sum((one.sensitivity / mechanism.sigma(one, SUMS)) ** 2 for one in SUMS.fields.values())
     assert mechanism.release(SUMS).noise ** -2 == pytest.approx(cost) == pytest.approx(MU**2)
-    noised = mechanism.noised(SUMS, {name: torch.zeros(N).double() for name in "ab"}, simulated(Rng(4)))
+    noised = mechanism.noised(SUMS, {name: torch.zeros(N).double() for name in "ab"}, exact(simulated(Rng(4))))
     for name, one in SUMS.fields.items():
         spread = (noised[name] / mechanism.sigma(one, SUMS)).square().sum().item()
         assert 1e-6 < stats.chi2.cdf(spread, N) < 1 - 1e-6
@@ -65,7 +65,7 @@ def test_parts_of_the_noise_add_up() -> None:
     """Ten addends with a tenth of σ² each: their sum has the noise of one party whom all trust."""
     alone, shared = Mechanism(MU), Mechanism(MU, addends=10)
     zeros = {name: torch.zeros(N).double() for name in "ab"}
-    parts = [shared.noised(SUMS, zeros, simulated(Rng(k))) for k in range(10)]
+    parts = [shared.noised(SUMS, zeros, exact(simulated(Rng(k)))) for k in range(10)]
     total = sum(part["a"] for part in parts)
     assert 1e-6 < stats.chi2.cdf((total / alone.sigma(SUMS.fields["a"], SUMS)).square().sum().item(), N) < 1 - 1e-6
     assert shared.release(SUMS) == alone.release(SUMS)
@@ -90,7 +90,7 @@ def test_the_grid(mu: float, sensitivity: float, share: float, numbers: int) -> 
 def test_what_would_break_the_promise_is_refused() -> None:
     for leaf, says in ((torch.zeros(3), "float64"), (torch.full((3,), math.nan).double(), "not finite")):
         with pytest.raises((TypeError, ValueError), match=says):
-            Mechanism(MU).noised(SUMS, {"a": leaf}, simulated(Rng(0)))
+            Mechanism(MU).noised(SUMS, {"a": leaf}, exact(simulated(Rng(0))))
 
 
 @fg.message

@@ -14,7 +14,7 @@ from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import gaussian
 from fedgist.dp.audit import least_mu
-from fedgist.dp.randomness import simulated
+from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sums
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import from_dataset
@@ -80,7 +80,7 @@ def audited(method: Gist, record: Tensor, factor: float = 1.0, clip: float = 1.0
                 # What is seen along the direction in which the record moves the field: all that there is to see.
                 along = torch.full((N,), there * torch.linalg.vector_norm(difference).item(), dtype=torch.float64)
                 alone = Sums({name: one}, declared.times)
-                noised = mechanism.noised(alone, {name: along}, simulated(Rng(there, name)))[name]
+                noised = mechanism.noised(alone, {name: along}, exact(simulated(Rng(there, name))))[name]
                 weight = torch.linalg.vector_norm(difference).item() / mechanism.sigma(one, declared) ** 2
                 score = score + weight * (along + factor * (noised - along))
         worlds.append(score)

@@ -1,4 +1,4 @@
-"""Commands about differential privacy: privacy plan, privacy spent."""
+"""Commands about differential privacy: privacy plan, privacy spent, audit dp."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,20 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.common import Debug, Json, flag, note, speaking
+from fedgist.cli.common import DataDir, Debug, Json, flag, note, speaking
 from fedgist.core.errors import FedgistError
 
 app = typer.Typer()
 privacy_app = typer.Typer(help="Differential privacy: noise for a budget, and what was spent.", no_args_is_help=True)
 app.add_typer(privacy_app, name="privacy")
+audit_app = typer.Typer(help="Audits: does a run keep what it promises?", no_args_is_help=True)
+app.add_typer(audit_app, name="audit")
+
+
+@audit_app.callback()
+def audits() -> None:
+    """A group, though it has one command."""
+
 
 Epsilon = Annotated[float, flag("epsilon", "The budget ε of a data set, over all its releases.", "X")]
 Delta = Annotated[float, flag("delta", "The δ at which it holds.", "X")]
@@ -87,3 +95,46 @@ def spent(
         sampled = any(one.rate < 1 for book in found.values() for one in book.releases)
         unknown = ", and does not know the batches" if sampled else ""
         print(f"unit: {UNIT}; against whoever sees all of them{unknown}")
+
+
+@audit_app.command()
+def dp(
+    run: Annotated[Path, typer.Argument(help="Folder of a private run.")],
+    canaries: Annotated[
+        int, flag("canaries", "Test samples, of which a coin each puts some among the data.", "N")
+    ] = 500,
+    seed: Annotated[int, flag("seed", "Seed of the canaries, their labels and their coins.", "N")] = 0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The configuration of a run once more, with canaries at one client, and the least ε that what it sends has.
+
+    Above the ε that the run promises, the promise is broken, and the command ends with 1; below it nothing is shown.
+    The unit is one record of one client, added or removed; the adversary knows all but the noise and the coins.
+    """
+    with speaking(debug):
+        import dataclasses
+
+        from fedgist.dp.budget import UNIT
+        from fedgist.experiments import config as configs
+        from fedgist.experiments import dp_audit
+        from fedgist.experiments.folder import RunFolder
+
+        folder = RunFolder(run)
+        if not folder.started:
+            raise FedgistError(f"{run} holds no run")
+        config = configs.resolve(configs.load(folder.config))
+        if data_dir is not None:
+            config = dataclasses.replace(config, data_dir=data_dir)
+        found = dp_audit.audit(config, canaries, seed)
+        if as_json:
+            print(json.dumps({**dataclasses.asdict(found), "broken": found.broken}))
+        else:
+            print(f"canaries  {found.canaries:,} at one client, {found.included:,} of them among its records")
+            print(f"promised  epsilon {found.promised:.4g} at delta {found.delta:g}")
+            print(f"unit      {UNIT}; against whoever knows all but the noise and the coins")
+            print(f"found     epsilon {found.least:.4g} at least, with confidence {dp_audit.CONFIDENCE:g}")
+            print("broken: more leaves than is promised" if found.broken else "nothing wrong was found")
+        if found.broken:
+            raise typer.Exit(1)

@@ -44,15 +44,18 @@ class Limit:
     def cost(self, releases: tuple[Release, ...]) -> float:
         """The ε of releases; where the library is missing, that of a plan of which they are a part: the one that was
         given, or one that comes with fedgist."""
-        if self.epsilon == math.inf:  # nobody asks
-            return 0.0
-        try:
-            return accountant.epsilon(releases, self.delta)
-        except accountant.MissingLibrary:
-            for plan in (*filter(None, [self.plan]), *known_plans()):
-                if plan.covers(releases, self.delta):
-                    return plan.epsilon
-            raise
+        return 0.0 if self.epsilon == math.inf else _cost(self, releases)  # 0: nobody asks
+
+
+@functools.lru_cache(maxsize=4096)  # clients of one run have spent the same
+def _cost(limit: Limit, releases: tuple[Release, ...]) -> float:
+    try:
+        return accountant.epsilon(releases, limit.delta)
+    except accountant.MissingLibrary:
+        for plan in (*filter(None, [limit.plan]), *known_plans()):
+            if plan.covers(releases, limit.delta):
+                return plan.epsilon
+        raise
 
 
 @dataclass(frozen=True)

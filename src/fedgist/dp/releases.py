@@ -15,7 +15,8 @@ from fedgist.core.codec import Leaves
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import schema_of, tag_of
 from fedgist.dp.accountant import Release
-from fedgist.dp.discrete_gaussian import LARGEST, Bits, discrete_gaussian
+from fedgist.dp.discrete_gaussian import LARGEST
+from fedgist.dp.randomness import Noise
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,22 @@ class Releasing(Protocol):
 
     @property
     def releases(self) -> Declared: ...
+
+
+@runtime_checkable
+class Noisy(Protocol):
+    """Options that say how much noise every release has: with 0 the budget of a private run decides."""
+
+    @property
+    def noise_multiplier(self) -> float: ...
+
+    @property
+    def sampling(self) -> float:
+        """The chance of a record to be in a release."""
+
+    @property
+    def private_steps(self) -> int:
+        """Releases a round."""
 
 
 def declares(method: type) -> bool:
@@ -135,7 +152,7 @@ class Mechanism:
         """The step, and the deviation of a site's own noise in steps."""
         return grid(self.sigma(one, sums) / math.sqrt(self.addends), one.sensitivity, numbers)
 
-    def noised(self, sums: Sums | NoisySteps, leaves: Leaves, bits: Bits) -> Leaves:
+    def noised(self, sums: Sums | NoisySteps, leaves: Leaves, draw: Noise) -> Leaves:
         """The reply as it may leave: on the grid, with noise, where it has none of its own."""
         if isinstance(sums, NoisySteps):
             return leaves
@@ -147,6 +164,5 @@ class Mechanism:
             if not bool(leaf.isfinite().all()):
                 raise ValueError(f"{name} is not finite: a record counted for more than declared")
             step, steps = self.grid(one, sums, leaf.numel())
-            noise = discrete_gaussian(leaf.numel(), steps, bits).view(leaf.shape)
-            found[name] = ((leaf / step).round() + noise) * step
+            found[name] = ((leaf / step).round() + draw(leaf.numel(), steps).view(leaf.shape)) * step
         return found

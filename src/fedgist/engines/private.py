@@ -16,15 +16,15 @@ from fedgist.core.tree import Tree
 from fedgist.dp import gaussian
 from fedgist.dp.accountant import together
 from fedgist.dp.budget import SPENT, UNIT, Book, Limit, Outbox, Spent
-from fedgist.dp.discrete_gaussian import Bits
+from fedgist.dp.randomness import Noise
 from fedgist.dp.releases import Declared, Mechanism, samples
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
 
 NOISES = ("local", "sum")
-Draw = Callable[[Exchange, str], Bits]
-"""The random bits for a reply (by its tag) in an exchange."""
+Draw = Callable[[Exchange, str], Noise]
+"""The noise for a reply (by its tag) in an exchange."""
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,12 @@ from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.dp import accountant, budget, randomness
 from fedgist.dp.budget import Book, Limit, Plan
-from fedgist.dp.discrete_gaussian import Bits
-from fedgist.dp.releases import Declared, declared, declares, trains
+from fedgist.dp.releases import Declared, Noisy, declared, declares, trains
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
-from fedgist.families.local_training import LocalOptions
 from fedgist.secure.graph import threshold
 
 log = logging.getLogger("fedgist")
@@ -50,9 +48,9 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
 
 
 def planned(config: RunConfig) -> RunConfig:
-    """The configuration with the noise of training that its budget allows, where that is left open."""
+    """The configuration with the noise that its budget allows, where that is left open."""
     options = config.options
-    if config.epsilon is None or not isinstance(options, LocalOptions) or options.noise_multiplier:
+    if config.epsilon is None or not isinstance(options, Noisy) or options.noise_multiplier:
         return config
     if not declares(methods.find(config.method)):
         return config  # it will be refused
@@ -63,7 +61,7 @@ def planned(config: RunConfig) -> RunConfig:
         noise = (plan or known[0]).noise(rate, steps)
     else:
         noise = accountant.noise(config.epsilon, config.delta, rate, steps)
-    return dataclasses.replace(config, options=dataclasses.replace(options, noise_multiplier=noise))
+    return dataclasses.replace(config, options=dataclasses.replace(config.options, noise_multiplier=noise))
 
 
 def plan_of(config: RunConfig) -> Plan | None:
@@ -95,9 +93,9 @@ def simulated(
     limit = Limit(made.epsilon, made.delta, plan_of(config))
 
     def site(id: str) -> PrivateSite:
-        def draw(exchange: Exchange, tag: str) -> Bits:
+        def draw(exchange: Exchange, tag: str) -> randomness.Noise:
             named = Rng(config.seed, "differential privacy", id, exchange.version, tag)
-            return randomness.simulated(named, device)
+            return randomness.rounded(named, device)
 
         return PrivateSite(inner.site(id), made, releases, Book(), limit, draw)
 

@@ -28,7 +28,29 @@ from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entr
 
 
 @dataclass(frozen=True)
-class SurrogateOptions:
+class ImageTrainingOptions:
+    """How a server trains on images that are good only near the weights for which they were made."""
+
+    rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
+    server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
+    server_batch: int = option(256, "Images in a batch of the server.", low=1)
+    server_lr: float = option(0.01, "Learning rate of the server.", above=0)
+    server_decay: float = option(1.0, "Factor of that rate in the second half of a round's steps.", above=0, high=1)
+    server_momentum: float = option(0.9, "Momentum of the server, started anew each round.", low=0, high=0.9999)
+    server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
+    server_augmentation: tuple[str, ...] = option(
+        (), "Changes of each image in the server's batches, one of those named, as in color,crop,cutout.", choices=KINDS
+    )
+    server_kinds: str = option(
+        "image",
+        "Which of them: drawn for every image, or one for a whole batch.",
+        choices=("image", "batch"),
+        role=Role.LATER,
+    )
+
+
+@dataclass(frozen=True)
+class SurrogateOptions(ImageTrainingOptions):
     """Which images the clients send, and how the server trains on them."""
 
     ipc: int = option(
@@ -47,28 +69,12 @@ class SurrogateOptions:
     )
     pixels: str = option("float32", "How a pixel travels.", choices=("float32", "float16", "uint8"))
     active: float = active_option()
-    rho: float = option(5.0, "Radius ρ of the ball around the round's weights in which the images are good.", above=0)
     weighting: str = option(
         "uniform",
         "Weight of an image: all alike, or the samples it stands for.",
         choices=("uniform", "samples"),
         safe=("uniform",),
         reveals="With samples, the server sees how many samples of each class a site holds.",
-    )
-    server_epochs: int = option(500, "Passes of the server over all images, a round.", low=0)
-    server_batch: int = option(256, "Images in a batch of the server.", low=1)
-    server_lr: float = option(0.01, "Learning rate of the server.", above=0)
-    server_decay: float = option(1.0, "Factor of that rate in the second half of a round's steps.", above=0, high=1)
-    server_momentum: float = option(0.9, "Momentum of the server, started anew each round.", low=0, high=0.9999)
-    server_weight_decay: float = option(5e-4, "L2 penalty of the server.", low=0)
-    server_augmentation: tuple[str, ...] = option(
-        (), "Changes of each image in the server's batches, one of those named, as in color,crop,cutout.", choices=KINDS
-    )
-    server_kinds: str = option(
-        "image",
-        "Which of them: drawn for every image, or one for a whole batch.",
-        choices=("image", "batch"),
-        role=Role.LATER,
     )
 
 
@@ -88,19 +94,43 @@ class Images:
     counts: Params = wire(shape="shown counts", paper=False, low=0, holds="counts")
 
 
+Training = TypeVar("Training", bound=ImageTrainingOptions)
 Options = TypeVar("Options", bound=SurrogateOptions)
 
 
-class Surrogate(ServerModel[Options]):
+class ImageTrained(ServerModel[Training]):
     """Abstract: one server model of any architecture, of which clients need the forward pass and keep nothing."""
 
     citation = "xiong2023feddm"
 
     def bounds(self, model: str) -> Bounds:
         """The server's architecture is everybody's, whatever a client would use for itself."""
+        return {**super().bounds(model), "model": self.model.shapes}
+
+    async def train(self, w: Params, x: Tensor, y: Tensor, weight: Tensor, rng: Rng) -> Params:
+        """w_{r+1}: the surrogate's minimum in B_ρ(w_r), as far as SGD gets (Algorithm 1, line 8)."""
+        config = self.config
+        plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
+        plan["mask"] = plan["mask"].to(weight.device) * weight[plan["index"]]
+        steps, batch = plan["index"].shape
+        plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
+        plan["lr"][steps // 2 :] *= config.server_decay
+        if config.server_augmentation:
+            seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
+            augmentation = Augmentation(config.server_augmentation, self.task.shape[1:])
+            plan["changes"] = augmentation.draw(seeds.to(x.device), one_kind=config.server_kinds == "batch")
+        sgd = SGD(config.server_momentum, config.server_weight_decay)
+        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
+        w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)
+        return w
+
+
+class Surrogate(ImageTrained[Options]):
+    """Abstract: clients send labelled images."""
+
+    def bounds(self, model: str) -> Bounds:
         shown = {"counts": (self.task.classes,)} if self.config.weighting == "samples" else {}
-        most = {"images": self.task.classes * self.config.ipc}
-        return {**super().bounds(model), "model": self.model.shapes, "shown counts": shown, **most}
+        return {**super().bounds(model), "shown counts": shown, "images": self.task.classes * self.config.ipc}
 
     async def round(self, state: State, fed: Federation) -> State:
         answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
@@ -129,23 +159,6 @@ class Surrogate(ServerModel[Options]):
         if sent.counts:  # Eq. 10 with n_k,c: an image stands for its share of the class
             weight = sent.counts["counts"][y].to(x.dtype) / y.bincount(minlength=self.task.classes)[y]
         return x, y, weight
-
-    async def train(self, w: Params, x: Tensor, y: Tensor, weight: Tensor, rng: Rng) -> Params:
-        """w_{r+1}: the surrogate's minimum in B_ρ(w_r), as far as SGD gets (Algorithm 1, line 8)."""
-        config = self.config
-        plan = ClientData(x, y, self.task.classes).epochs(rng, config.server_epochs, config.server_batch)
-        plan["mask"] = plan["mask"].to(weight.device) * weight[plan["index"]]
-        steps, batch = plan["index"].shape
-        plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
-        plan["lr"][steps // 2 :] *= config.server_decay
-        if config.server_augmentation:
-            seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
-            augmentation = Augmentation(config.server_augmentation, self.task.shape[1:])
-            plan["changes"] = augmentation.draw(seeds.to(x.device), one_kind=config.server_kinds == "batch")
-        sgd = SGD(config.server_momentum, config.server_weight_decay)
-        learner = SurrogateTrainer(Trainer(self.model, sgd, weighted_cross_entropy), config.rho)
-        w, _ = await scan(learner.step, (w, learner.trainer.init(w)), plan, Pool(x=x, y=y), w)
-        return w
 
     # A client
 

@@ -13,7 +13,7 @@ from fedgist.core.method import Method
 from fedgist.dp import randomness
 from fedgist.dp.budget import Book, Limit, Outbox
 from fedgist.dp.releases import declared, trains
-from fedgist.engines.layer import SiteLayer
+from fedgist.engines.layer import Exchange, SiteLayer
 from fedgist.engines.private import NOISES, Kept, PrivateSite, Promise
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.policy import Policy, Refused
@@ -66,9 +66,11 @@ def site_layer(
     device = codec.place.device
     memory = hashlib.blake2b(own_secret(run), digest_size=8).hexdigest()
     book = Book(folder / BOOK)
-    return PrivateSite(
-        inner, promise, releases, book, limit, lambda exchange, tag: randomness.secret(device), kept, memory
-    )
+
+    def draw(exchange: Exchange, tag: str) -> randomness.Noise:
+        return randomness.exact(randomness.secret(device))
+
+    return PrivateSite(inner, promise, releases, book, limit, draw, kept, memory)
 
 
 def own_secret(run: Path) -> bytes:
