@@ -23,7 +23,7 @@ from fedgist.federation.gains import STEPS, Comparison, told
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Patience
 
-OPTIONS = {"model": "mlp:hidden=16", "rounds": 1, "steps": 10, "lr": 0.1, "device": "cpu", "engine": "sequential"}
+OPTIONS = {"model": "mlp:hidden=16", "rounds": 1, "steps": 10, "lr": 0.1}  # engine and device stay `auto`, as for users
 
 
 class Sites:

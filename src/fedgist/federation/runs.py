@@ -122,8 +122,8 @@ def run(
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
         if alone is not None and not gains.compared(known.folder, alone):
-            inputs = standardisation.recalled(final, load(final), known.folder)
-            here = engines.executor(final.engine, final.device)
+            inputs, settled = standardisation.recalled(final, load(final), known.folder), runner.prepare(final)
+            here = engines.executor(settled.engine, settled.device)
 
             def asking(method: Method) -> Engine:
                 return make(method, inputs, final, here)
