@@ -79,7 +79,7 @@ def test_version_and_help():
     assert [flag for flag in (*where, *how) if f"--{flag}" not in text] == []
 
 
-SIMULATED = ["clients", "partition", "alpha", "seeds", "adversary", "defence"]
+SIMULATED = ["clients", "partition", "alpha", "seeds", "workers", "adversary", "defence"]
 """What the sites of a federation decide, or nobody."""
 
 

@@ -117,11 +117,31 @@ SPLIT = ["clients", "partition", "alpha", "min_size", "ratio", "shards_per_clien
         (Role.SITES, [*SPLIT, "architectures"]),
         (
             Role.SIMULATION,
-            ["discrepancy", "seeds", "client_test", "validation", "offline", "delay", "adversary", "defence"],
+            [
+                "discrepancy",
+                "seeds",
+                "client_test",
+                "validation",
+                "workers",
+                "offline",
+                "delay",
+                "adversary",
+                "defence",
+            ],
         ),
         (
             Role.EXECUTION,  # tf32 is not among them: it changes what comes out
-            ["data_dir", "seed", "seeds", "engine", "device", "checkpoint_every", "artifacts_every", "record"],
+            [
+                "data_dir",
+                "seed",
+                "seeds",
+                "engine",
+                "device",
+                "workers",
+                "checkpoint_every",
+                "artifacts_every",
+                "record",
+            ],
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_the_app_says_all_that_was_asked_for(tmp_path: Path) -> None:
     assert set(expected) - set(run) == {
         "clients", "partition", "alpha", "min_size", "ratio", "shards_per_client", "partition_seed", "discrepancy",
         "architectures", "seeds", "offline", "delay", "validation", "client_test",
-        "adversary", "defence",
+        "adversary", "defence", "workers",
     }  # fmt: skip
 
 
