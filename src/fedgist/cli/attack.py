@@ -31,6 +31,7 @@ def all_attacks(
     only: Annotated[str | None, flag("only", "Only these attacks, as in membership,copies.", "NAMES")] = None,
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
     seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
+    device: Annotated[str, flag("device", "Where the attacks run.", "NAME")] = "auto",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -40,14 +41,16 @@ def all_attacks(
     and pictures are kept in the run's folder, and its report shows them.
     """
     with speaking(debug):
+        from fedgist import engines
         from fedgist.experiments import curiosity
         from fedgist.experiments.folder import run_folders
 
         if effort < 1:
             raise FedgistError(f"--effort must be at least 1, not {effort}")
         names = [name.strip() for name in only.split(",")] if only else list(curiosity.ATTACKS)
+        place = str(engines.find_device(device))
         for folder in run_folders(run):
-            outcomes = curiosity.attack_all(folder, names, seed=seed, effort=effort)
+            outcomes = curiosity.attack_all(folder, names, seed=seed, effort=effort, device=place)
             written = curiosity.write(outcomes, folder)
             rows = [outcome.as_json() for outcome in outcomes]
             if as_json:
@@ -86,7 +89,7 @@ def table(
     limit: Annotated[int | None, flag("limit", "Use at most this many training samples.", "N")] = None,
     model: Annotated[str | None, flag("model", "One model for all, instead of each profile's.", "NAME")] = None,
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
-    device: Annotated[str, flag("device", "Where the methods run.", "NAME")] = "auto",
+    device: Annotated[str, flag("device", "Where the methods and the attacks run.", "NAME")] = "auto",
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
     jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N")] = 1,
     pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,

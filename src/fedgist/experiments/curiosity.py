@@ -15,9 +15,12 @@ from typing import Any
 import torch
 
 from fedgist import methods
+from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, write_json
 from fedgist.experiments.leakage import picture, same_inputs
@@ -62,12 +65,13 @@ def attack_all(
     levels: Sequence[str] = LEVELS,
     seed: int = 0,
     effort: int = 300,
+    device: str = "cpu",
 ) -> list[Outcome]:
     """The attacks of these names on a recorded run, at each level."""
     for name in names:
         if name not in ATTACKS:
             raise unknown("attack", name, ATTACKS)
-    return attacked(*opened(folder, seed, effort), names, levels)
+    return attacked(*opened(folder, seed, effort, device), names, levels)
 
 
 def attacked(
@@ -78,28 +82,29 @@ def attacked(
     levels: Sequence[str] = LEVELS,
 ) -> list[Outcome]:
     """What each finds at each level."""
-    return [_tried(name, level, transcript, known, judge) for name in names for level in levels]
+    with gpu_arithmetic(transcript.place):
+        return [_tried(name, level, transcript, known, judge) for name in names for level in levels]
 
 
-def opened(folder: RunFolder, seed: int, effort: int) -> tuple[Transcript, Known, Judge]:
-    """A run's transcript, what is public of it, and who knows the truth."""
-    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
+def opened(folder: RunFolder, seed: int, effort: int, device: str = "cpu") -> tuple[Transcript, Known, Judge]:
+    """A run's transcript, what is public of it, and who knows the truth; all of it lies on the device."""
+    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device=device)
     if not folder.transcript.is_dir():
         raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
     inputs = same_inputs(folder, config)
     method = methods.find(config.method)(config.options, inputs.task)
     saved, w = folder.last_checkpoint(), None
     if saved is not None and (state := saved["engine"]["states"].get(SERVER)) is not None:
-        w = method.weights(state)
+        w = tree.to(method.weights(state), device)
     model = None if w is None or w.keys() != method.model.shapes.keys() else (method.model, w)
     rng, (x, y) = Rng(seed)("attack"), inputs.test
     order = rng("halves").permutation(len(y))
     own, rest = order[: len(y) // 2][:OWN], order[len(y) // 2 :][:NOBODYS]
     sizes = {id: data.n for id, data in inputs.sites.items() if data.n}
     known = Known(method, sizes, (x[own], y[own]), model, rng, effort)
-    low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
     held = {id: (data.x, data.y) for id, data in inputs.sites.items() if data.n}
-    return Transcript(folder.transcript, method), known, Judge(held, (x[rest], y[rest]), low, high, rng("judge"))
+    transcript = Transcript(folder.transcript, method, Place(torch.device(device)))
+    return transcript, known, Judge(held, (x[rest], y[rest]), *known.ends, rng("judge"))
 
 
 def _tried(name: str, level: str, transcript: Transcript, known: Known, judge: Judge) -> Outcome:
@@ -126,7 +131,7 @@ def draw(outcomes: Sequence[Outcome], place: Path, name: str = "") -> list[Path]
         if one.score is not None and one.score.rows:
             drawn = place / f"{name}{one.attack}-{one.level}.png"
             try:
-                picture(list(one.score.rows.values()), drawn)
+                picture([row.cpu() for row in one.score.rows.values()], drawn)
             except ImportError:
                 return written
             written.append(drawn)

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from fedgist import methods
+from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Content, schema_of
 from fedgist.core.method import who_sees_what
@@ -71,6 +71,7 @@ def make(
     for name in names:
         if name not in rows:
             raise unknown("row", name, rows)
+    device = str(engines.find_device(str(given.get("device", "auto"))))
     table: dict[str, Any] = read_json(out) if out.is_file() else {"rows": {}}
     todo = [
         Cell(name, seed, {**rows[name], **given, "seed": seed}, effort, pictures)
@@ -87,7 +88,7 @@ def make(
         table["rows"].setdefault(cell.name, {})[str(cell.seed)] = found
         order = {name: i for i, name in enumerate(rows)}
         table["rows"] = dict(sorted(table["rows"].items(), key=lambda item: order.get(item[0], len(order))))
-        table["about"] = {**about(command), "machine": provenance.environment(str(given.get("device", "cpu")))}
+        table["about"] = {**about(command), "machine": provenance.environment(device)}
         write_json(out, table)
         tell(f"{cell.name}, seed {cell.seed}: {seconds:.0f} s")
     if broken:
@@ -133,7 +134,8 @@ def one(cell: Cell) -> dict[str, Any]:
         folder, start = RunFolder(Path(place) / "run"), time.perf_counter()
         result = runner.run(config, folder.path)
         ran, start = time.perf_counter() - start, time.perf_counter()
-        transcript, known, judge = curiosity.opened(folder, cell.seed, cell.effort)
+        device = str(engines.find_device(config.device))
+        transcript, known, judge = curiosity.opened(folder, cell.seed, cell.effort, device)
         outcomes = curiosity.attacked(transcript, known, judge, levels=_levels(config))
         shown = [f"{reply}.{field}" for _, reply, field, summed in who_sees_what(transcript.method) if not summed]
         if cell.pictures is not None:

@@ -116,5 +116,6 @@ def replayed(encoder: Encoder, messages: Sequence[Any], single: bool) -> tuple[P
 
 
 def _decoded(encoder: Encoder, msg: Any, w: Params, i: int = 0) -> Params:
-    found: Params = execute(Compute(encoder.decode, (part_of(msg, i), w)), Place(dtype=next(iter(w.values())).dtype))
+    some = next(iter(w.values()))
+    found: Params = execute(Compute(encoder.decode, (part_of(msg, i), w)), Place(some.device, some.dtype))
     return found

@@ -23,8 +23,7 @@ ALIKE = 0.002
 def first_layer(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
     """How alike rows of the first layer's update, over their biases' entries, are to what clients hold."""
     seen, task = first_update(transcript, level), known.method.task
-    low, high = (torch.tensor(end).view(-1, *[1] * (len(task.shape) - 1)) for end in (task.low, task.high))
-    images = read_off(seen, task.shape, low, high)
+    images = read_off(seen, task.shape, *known.ends)
     value, true = judge.alike(seen.seen.clients, images)
     best = max(judge.alike(seen.seen.clients, image[None])[0] for image in images)
     blind, _ = judge.alike(seen.seen.clients, class_means(known))

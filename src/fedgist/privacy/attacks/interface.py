@@ -48,6 +48,13 @@ class Known:
     def classes(self) -> int:
         return self.method.task.classes
 
+    @property
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest value of each channel, beside images where the attacker computes."""
+        task, own = self.method.task, self.reserve[0]
+        low, high = (torch.tensor(end, device=own.device) for end in (task.low, task.high))
+        return low.view(-1, *[1] * (own.dim() - 2)), high.view(-1, *[1] * (own.dim() - 2))
+
 
 @dataclass(frozen=True, eq=False)
 class Challenge:
@@ -77,7 +84,10 @@ Attack = Callable[[Transcript, str, Known, "Judge"], Score]
 
 
 class Judge:
-    """Knows what each client holds, and samples of the same kind that neither a client nor the attacker has."""
+    """Knows what each client holds, and samples of the same kind that neither a client nor the attacker has.
+
+    It computes where these lie, which is where the attacker computes.
+    """
 
     def __init__(self, sites: Mapping[str, Samples], fresh: Samples, low: Tensor, high: Tensor, rng: Rng):
         self._sites, self._fresh, self._rng = sites, fresh, rng
@@ -137,7 +147,7 @@ class Judge:
         x, y = self._held(clients)
         found, true = [], []
         for image, label in zip(
-            self.pixels(images.cpu()), [-1] * len(images) if labels is None else labels.tolist(), strict=True
+            self.pixels(images), [-1] * len(images) if labels is None else labels.tolist(), strict=True
         ):
             held = self.pixels(x[y == label]) if (y == label).any() else self.pixels(x)
             each = similarity.psnr(image.expand_as(held), held)
@@ -151,7 +161,6 @@ class Judge:
         Only those of the same class count.
         """
         x, y = self._held(clients)
-        images, labels = images.cpu(), labels.cpu()
         rows: list[tuple[float, tuple[Tensor, ...]]] = []
         wins: list[float] = []
         for c in labels.unique().tolist():
@@ -179,7 +188,7 @@ class Judge:
     def found_again(self, clients: Sequence[str], images: Tensor) -> float:
         """The share of images that are all but equal to one that these clients hold."""
         held = self.pixels(self._held(clients)[0])
-        each = [float(similarity.psnr(image.expand_as(held), held).max()) for image in self.pixels(images.cpu())]
+        each = [float(similarity.psnr(image.expand_as(held), held).max()) for image in self.pixels(images)]
         return sum(one > EQUAL for one in each) / len(each)
 
     def _held(self, clients: Sequence[str]) -> Samples:
@@ -187,7 +196,7 @@ class Judge:
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def _shares(self, id: str) -> Tensor:
-        y = self._sites[id][1]
+        y = self._sites[id][1].cpu()
         classes = 1 + int(max(self._fresh[1].max(), *(y.max() for _, y in self._sites.values() if len(y))))
         return y.bincount(minlength=classes).double() / max(1, len(y))
 

@@ -32,8 +32,7 @@ def inversion(transcript: Transcript, level: str, known: Known, judge: Judge) ->
     plain = dataclasses.replace(options, noise_multiplier=0.0)  # noise in training is nothing that a search could know
     training = Training(trainer(plain, method.model), lr, plan)
     update = {name: value / lr for name, value in seen.update.items()}
-    low, high = torch.tensor(method.task.low), torch.tensor(method.task.high)
-    found = Attack(iterations=known.effort, tv=0.01)(training, seen.before, update, low, high, known.rng("inversion"))
+    found = Attack(iterations=known.effort, tv=0.01)(training, seen.before, update, *known.ends, known.rng("inversion"))
     value, true = judge.alike(seen.seen.clients, found.x, found.y)
     blind, _ = judge.alike(seen.seen.clients, class_means(known)[found.y], found.y)
     rows = {"recovered": judge.pixels(found.x), "most alike of a client": true}

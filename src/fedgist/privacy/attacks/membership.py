@@ -94,7 +94,7 @@ def losses(model: Model, w: Params, x: Tensor, y: Tensor) -> Tensor:
 
 def nearness(some: Samples, x: Tensor, y: Tensor) -> Tensor:
     """Minus the distance of each sample to the nearest of `some` with its label: all that one can say unseen."""
-    near = torch.full((len(x),), -torch.inf)
+    near = torch.full((len(x),), -torch.inf, device=x.device)
     for c in y.unique().tolist():
         those = some[0][some[1] == c]
         those = those if len(those) else some[0]

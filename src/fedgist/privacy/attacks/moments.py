@@ -95,7 +95,7 @@ def feature_map(seen: Seen, known: Known) -> Map:
         ):
             raise NothingToSee("the features are those of models that stay with the clients")
         model, w = known.model
-    centre = next(iter(request.holding("centre").values()), torch.zeros(()))
+    centre = next(iter(request.holding("centre").values()), known.reserve[0].new_zeros(()))
 
     def features(x: Tensor) -> Tensor:
         return model(w, x).features
@@ -115,8 +115,7 @@ def _class_features(seen: Seen) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _search(z: Map, target: Tensor, start: Tensor, known: Known) -> Tensor:
     """Images whose features point where the targets do, by Adam from what one would guess without them."""
-    task, adam = known.method.task, Adam()
-    low, high = (torch.tensor(end).view(-1, *[1] * (len(task.shape) - 1)) for end in (task.low, task.high))
+    adam, (low, high) = Adam(), known.ends
     v = {"x": start}
     state = adam.init(v)
     for lr in learning_rates(0.05, known.effort).tolist():
