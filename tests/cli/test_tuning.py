@@ -102,3 +102,11 @@ def test_what_cannot_be_tried_is_said() -> None:
         (["--set", "seed=1,2"], "seed is no setting of a method"),
     ):
         assert said in call("tune", "fedavg", *wrong, code=2).stderr
+
+
+def test_tuning_for_private_runs_is_said_to_be_uncharged(tmp_path: Path) -> None:
+    tune = ["tune", "gist", *TINY, "--set", "clip=0.25,1", "--out", tmp_path]
+    assert tuning.UNCHARGED in call(*tune, "--epsilon", "8").stderr.replace("\n", " ")
+    assert tuning.UNCHARGED in (tmp_path / "chosen.toml").read_text()
+    assert tuning.UNCHARGED not in call(*tune).stderr.replace("\n", " ")
+    assert tuning.UNCHARGED not in (tmp_path / "chosen.toml").read_text()

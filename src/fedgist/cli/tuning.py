@@ -69,7 +69,9 @@ def tune(
         layer = {"validation": tuning.VALIDATION, "eval_every": 0, **common, **fixed, **flags}
         seed = int(layer.get("seed", 0))
         grids = {name: tuning.settings(name, tried, budget, seed) for name in methods}
-        _, notes = comparison.compare(methods, layer, profile, own)
+        whole, notes = comparison.compare(methods, layer, profile, own)
+        private = any(one.epsilon is not None for one in whole)
+        notes += [f"the choice is {tuning.UNCHARGED}"] if private else []
         sizes = {name: len(grid) for name, grid in grids.items()}
         if len({*sizes.values()}) > 1:
             said = ", ".join(f"{name} {count}" for name, count in sizes.items())
@@ -84,7 +86,7 @@ def tune(
                 accuracies = _try(runner.prepare(one), out, as_json or quiet)
                 trials.append(tuning.Trial(name, setting, accuracies))
         chosen = write or out / "chosen.toml"
-        write_text(chosen, tuning.chosen_toml(trials, shlex.join(["fedgist", *sys.argv[1:]])))
+        write_text(chosen, tuning.chosen_toml(trials, shlex.join(["fedgist", *sys.argv[1:]]), private))
         _show(trials, chosen, as_json)
 
 

@@ -19,6 +19,12 @@ from fedgist.options import options, toml_value
 VALIDATION = 0.2
 """The share that is cut from the clients where nobody says otherwise."""
 
+UNCHARGED = (
+    "not private: every trial looks at the clients' records, and nothing of that is charged; "
+    "the epsilon of a run with what was chosen covers that run alone"
+)
+"""What is said of tuning for private runs."""
+
 Setting = dict[str, str]
 """Option -> value, as typed."""
 
@@ -100,9 +106,10 @@ def best(trials: Sequence[Trial]) -> Trial:
     return max(trials, key=lambda trial: trial.accuracy)
 
 
-def chosen_toml(trials: Sequence[Trial], command: str) -> str:
+def chosen_toml(trials: Sequence[Trial], command: str, private: bool = False) -> str:
     """The best setting of each method as TOML, which `run --config` and `compare --config` take."""
-    lines = [f"# chosen on held-out samples of the clients by: {command}\n"]
+    lines = [f"# chosen on held-out samples of the clients by: {command}"]
+    lines += [f"# {UNCHARGED}\n" if private else ""]
     for method in dict.fromkeys(trial.method for trial in trials):
         one = best([trial for trial in trials if trial.method == method])
         values = configs.flat(configs.resolve(one.setting, {"method": method}))
