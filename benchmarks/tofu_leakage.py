@@ -177,7 +177,15 @@ def run(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 def tune(options: argparse.Namespace) -> None:
     """One step on one image that is in no row, by step and weight of total variation: by this they were chosen."""
     ground = GROUNDS[options.ground]
-    settings = {**ground.options, **STEPS["1 image"], "seed": 7, "rounds": 1, "eval_every": 0, "device": options.device}
+    settings = {
+        **ground.options,
+        **STEPS["1 image"],
+        "model": options.model or ground.options["model"],
+        "seed": 7,
+        "rounds": 1,
+        "eval_every": 0,
+        "device": options.device,
+    }
     for lr, tv in SEARCHES:
         for client in ("0", "1"):
             folder = RunFolder(options.work / "tuning")
@@ -261,6 +269,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1500)
     parser.add_argument("--work", type=Path, default=Path("runs/tofu_leakage"), help="folder of the runs")
     parser.add_argument("--ground", choices=list(GROUNDS), default="lenet5")
+    parser.add_argument("--model", help="with tune: another model, as in vgg13:width=16, which a CPU can bear")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="the file of results")
     options = parser.parse_args()

@@ -119,9 +119,10 @@ def make(
             table["about"] = {**about(command), "machine": provenance.environment(device)}
             write_json(out, table)
 
+    dear_first = names[::-1]  # what takes longest stands last in the file, and several at a time should end together
     todo = [
         Cell(name, 0, {**rows[name], **given, "seed": 0}, setting, effort, None, trial=True)
-        for name in names
+        for name in dear_first
         for setting in untried(rows[name], trials.get(name, {}))
     ]
     for cell, found in finished(todo):
@@ -130,7 +131,7 @@ def make(
     todo = [
         Cell(name, seed, {**rows[name], **given, "seed": seed}, best, effort, pictures)
         for seed in seeds
-        for name in names
+        for name in dear_first
         for best in [chosen(rows[name], trials.get(name, {}))]
         if str(seed) not in table["rows"].get(name, {}) and not untried(rows[name], trials.get(name, {}))
     ]
