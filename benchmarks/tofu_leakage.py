@@ -38,7 +38,6 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import leakage, runner
 from fedgist.experiments.folder import RunFolder, write_json
 from fedgist.experiments.inputs import from_dataset
-from fedgist.privacy import similarity
 from fedgist.privacy.inversion import Attack
 
 RESULTS = Path(__file__).parent / "results" / "tofu_leakage.json"
@@ -55,7 +54,7 @@ class Ground:
     as_one_step: tuple[str, ...] = ()
     """Work whose update is taken for one step on `TAKEN_FOR` images: a search cannot repeat a whole epoch."""
     dlg: bool = True
-    search: dict[str, float] = dataclasses.field(default_factory=dict)
+    search: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Step and weight of total variation, where they are not the attack's own."""
 
 
@@ -88,7 +87,7 @@ GROUNDS = {
 GROUNDS["convnet"] = dataclasses.replace(
     GROUNDS["vgg13"],
     options={**GROUNDS["vgg13"].options, "model": "convnet:norm=none"},
-    search={"lr": 0.1, "tv": 0.001},
+    search={"lr": 0.3, "tv": 0.001},
 )
 CLIENTS = {"1 image": ("0", "1")}
 RESTARTS = {"1 image": 2}
@@ -243,6 +242,13 @@ def proxy_images(work: Path) -> list[torch.Tensor]:
     ]
 
 
+def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of the pixels of each image in `a` with each in `b`: blind to brightness and contrast."""
+    centred = [images.flatten(1).double() - images.flatten(1).double().mean(1, keepdim=True) for images in (a, b)]
+    unit = [images / images.norm(dim=1, keepdim=True).clamp_min(1e-12) for images in centred]
+    return unit[0] @ unit[1].T
+
+
 def nearest(work: Path) -> None:
     """How much the synthetic images look like the client's own, beside as many test images, which nobody trained on."""
     test = datasets.load("mnist5k")[1].x
@@ -251,9 +257,9 @@ def nearest(work: Path) -> None:
     for name in GROUNDS["lenet5"].work:
         for when in ("early", "late"):
             images = load_images(work, Row("cosine", name, when, "TOFU, N=16", "0"))
-            own = similarity.correlation(images["proxy"], images["true"]).amax(1)
+            own = correlation(images["proxy"], images["true"]).amax(1)
             draws = [Rng(0)("draw", i).permutation(len(test))[: len(images["true"])] for i in range(DRAWS)]
-            others = torch.stack([similarity.correlation(images["proxy"], test[draw]).amax(1) for draw in draws])
+            others = torch.stack([correlation(images["proxy"], test[draw]).amax(1) for draw in draws])
             mine, theirs = f"{own.mean():.2f}, {own.max():.2f}", f"{others.mean():.2f}"
             nearer = int((own > others).all(0).sum())
             print(f"| {name}, {when} | {len(own)} | {mine} | {theirs} | {nearer} |")
