@@ -137,7 +137,9 @@ class Judge:
 
     def shares(self, guesses: Mapping[str, Tensor]) -> float:
         """How much of each client's distribution of classes a guess has in common with it, on average."""
-        common = [float(torch.minimum(guess.double().cpu(), self._shares(id)).sum()) for id, guess in guesses.items()]
+        some = {id: guess.double().cpu().clamp_min(0) for id, guess in guesses.items()}  # noised counts may be below
+        shares = {id: guess / guess.sum().clamp_min(1e-12) for id, guess in some.items()}
+        common = [float(torch.minimum(guess, self._shares(id)).sum()) for id, guess in shares.items()]
         return sum(common) / len(common)
 
     # Images
