@@ -17,6 +17,8 @@ HERE = Path(__file__).parent
 PAGE, PICTURE = HERE / "leakage.md", HERE / "images" / "leakage.svg"
 RESULTS = HERE.parent / "benchmarks" / "results"
 TABLE = re.compile(r"(<!-- leaks: (\S+) -->\n\n)(?:(?:\||Not run yet).*\n)*")
+TRIALS = re.compile(r"(<!-- trials: (\S+) -->\n\n)(?:(?:\||Not run yet).*\n)*")
+FIGURE = re.compile(r"(<!-- figure 3 -->\n\n)(?:(?:\||Not run yet).*\n)*")
 SHADOWS = re.compile(r"(<!-- lira -->\n\n)(?:(?:\||Not run yet).*\n)*")
 DRAWN = "leaks-mnist", "leaks-mnist5k", "leaks-digits"
 """The file that is drawn: the first of these that is there."""
@@ -45,6 +47,8 @@ def results(name: str) -> dict[str, Any]:
 def page(text: str) -> str:
     """The page with its tables as the files say."""
     text = TABLE.sub(lambda found: found[1] + table(found[2]), text)
+    text = TRIALS.sub(lambda found: found[1] + trials(found[2]), text)
+    text = FIGURE.sub(lambda found: found[1] + figure(), text)
     return SHADOWS.sub(lambda found: found[1] + shadows(), text)
 
 
@@ -52,6 +56,36 @@ def table(name: str) -> str:
     if not (RESULTS / f"{name}.json").is_file():
         return f"Not run yet: there is no `benchmarks/results/{name}.json`.\n"
     return markdown(results(name))
+
+
+def trials(name: str) -> str:
+    """What was tried of each row, and how accurate it was on held-out samples; what was chosen is printed bold."""
+    kept = results(name) if (RESULTS / f"{name}.json").is_file() else {}
+    if not kept.get("trials"):
+        return f"Not run yet: there are no trials in `benchmarks/results/{name}.json`.\n"
+    lines = ["| | settings: accuracy on held-out samples |", "|---|---|"]
+    for row in (row for row in kept["rows"] if row in kept["trials"]):
+        tried = kept["trials"][row]
+        best = max(tried, key=lambda one: tried[one] or 0.0)
+        cells = {one: f"{one}: {'refused' if value is None else f'{100 * value:.1f}'}" for one, value in tried.items()}
+        lines.append(f"| {row} | {'; '.join(f'**{cells[o]}**' if o == best else cells[o] for o in sorted(cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure() -> str:
+    """What inversion finds in updates on CIFAR-10, by net, beside the class means: PSNR, SSIM."""
+    lines = ["| net | update | iterations | found | class means | synthetic images as they are |", "|" + "---|" * 6]
+    for net in ("vgg13", "convnet"):
+        path = RESULTS / f"tofu_leakage-{net}.json"
+        for name, one in (results(path.stem) if path.is_file() else {}).items():
+            alike = one["similarity"]
+            scores = [
+                f"{alike[of]['psnr']:.1f}, {alike[of]['ssim']:.2f}" if of in alike else ""
+                for of in ("recovered", "class means", "proxy images")
+            ]
+            told = net, name.removeprefix("cosine: "), f"{one['restarts']} × {one['iterations']:,}"
+            lines.append(f"| {' | '.join((*told, *scores))} |")
+    return "\n".join(lines) + "\n"
 
 
 def shadows() -> str:

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from fedgist import methods
 from fedgist.cli import app
 from fedgist.core.message import schema_of
-from fedgist.privacy.attacks import ATTACKS
+from fedgist.core.rng import Rng
+from fedgist.privacy.attacks import ATTACKS, Judge
 from fedgist.privacy.attacks.interface import auc, tpr
 
 TINY = ["--model", "mlp:hidden=8", "--rounds", "2", "--record", "all", "--device", "cpu", "-q", "--alpha", "0.1"]
@@ -103,6 +104,14 @@ def test_every_method_declares_what_its_replies_hold(name):
         for field, (kind, wire) in schema_of(handler.reply).items():
             if kind not in (int,) and wire.dtypes != (torch.int64,) and field not in known:
                 assert wire.holds or field in ("joined_p",), f"{handler.reply.__name__}.{field}"
+
+
+def test_noised_counts_are_judged_as_the_distribution_that_is_nearest():
+    """Below zero there is nothing: a guess of −3, 1 and 3 is a quarter and three quarters, not an overlap of −2.5."""
+    x, y = torch.zeros(8, 1), torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+    judge = Judge({"0": (x, y)}, (x, y), torch.zeros(1), torch.ones(1), Rng(0))
+    assert judge.shares({"0": torch.tensor([-3.0, 1.0, 3.0])}) == pytest.approx(0.25 + 0.25)
+    assert judge.shares({"0": torch.tensor([-1.0, -1.0, -1.0])}) == 0
 
 
 def test_areas_and_rates_by_hand():

@@ -93,25 +93,35 @@ def table(
     effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
     jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N")] = 1,
     pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,
+    tuned: Annotated[
+        Path | None, flag("tuned", "A file of numbers whose settings are taken; without it each row is tuned.", "FILE")
+    ] = None,
     out: Annotated[Path, flag("out", "The file of numbers, to which is added what it lacks.", "FILE")] = Path(
         "leaks.json"
     ),
     debug: Debug = False,
 ) -> None:
-    """The leak table: every method once a seed, its transcript attacked in every way, beside blind guesses."""
+    """The leak table: every method once a seed, its transcript attacked in every way, beside blind guesses.
+
+    Each row is tuned before: as many settings are tried of all, on samples that are held out from the clients.
+    """
     with speaking(debug):
         from fedgist.experiments import leak_table
 
         for name, value in (("effort", effort), ("seeds", seeds), ("jobs", jobs)):
             if value < 1:
                 raise FedgistError(f"--{name} must be at least 1, not {value}")
+        if tuned is not None and not tuned.is_file():
+            raise FedgistError(f"there is no file {tuned}")
         given = {"limit": limit, "model": model, "data_dir": data_dir, "device": device}
         given = {name: value for name, value in given.items() if value is not None}
         names = [name.strip() for name in only.split(";")] if only else None
         command = f"fedgist attack table --dataset {dataset} --seeds {seeds}" + "".join(
-            f" --{name} {value}" for name, value in (("limit", limit), ("model", model), ("effort", effort)) if value
+            f" --{name} {value}"
+            for name, value in (("limit", limit), ("model", model), ("effort", effort), ("tuned", tuned))
+            if value
         )
-        made = leak_table.make(dataset, names, given, range(seeds), out, command, effort, jobs, pictures)
+        made = leak_table.make(dataset, names, given, range(seeds), out, command, effort, jobs, pictures, tuned)
         print(leak_table.markdown(made), end="")
 
 

@@ -1,10 +1,12 @@
 """The leak table: methods side by side, each run once a seed with its transcript, and attacked; from one command.
 
-Who is attacked stands in leak_tables.toml. Transcripts are large and are thrown away; the numbers are kept in one file,
-run by run, so that a cut loses little.
+Who is attacked stands in leak_tables.toml. First every row is tuned: its settings are tried with seed 0 on samples that
+are held out from the clients, and the best is what all its runs have. Transcripts are large and are thrown away; the
+numbers are kept in one file, run by run, so that a cut loses little.
 """
 
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -12,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from fedgist.experiments import curiosity, provenance, runner
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.reproduction import about
+from fedgist.experiments.tuning import VALIDATION
 from fedgist.privacy.attacks import ATTACKS
 from fedgist.privacy.transcript import LEVELS
 
@@ -33,13 +37,19 @@ UNUSED: tuple[Content, ...] = ("slope", "size")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of one row, and how it is attacked."""
+    """One run of one row, and how it is attacked; a trial of a setting is not."""
 
     name: str
     seed: int
     layer: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    """What was chosen for the row, or is tried."""
     effort: int
     pictures: Path | None
+    trial: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}, {told(self.setting)}, held out" if self.trial else f"{self.name}, seed {self.seed}"
 
 
 def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
@@ -53,6 +63,27 @@ def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
     return {name: {**ground, **row, **own.get("rows", {}).get(name, {})} for name, row in file["rows"].items()}
 
 
+def settings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is tried of a row: all combinations of the values of those options that have several."""
+    several = {name: values for name, values in row.items() if isinstance(values, list)}
+    return [dict(zip(several, values, strict=True)) for values in itertools.product(*several.values())]
+
+
+def told(setting: Mapping[str, Any]) -> str:
+    """A setting as one types it."""
+    return ", ".join(f"{name}={value}" for name, value in setting.items())
+
+
+def chosen(row: Mapping[str, Any], trials: Mapping[str, float | None]) -> dict[str, Any]:
+    """The setting that was best on held-out samples, the first of equals; what is refused there is the worst."""
+    return max(settings(row), key=lambda one: trials.get(told(one)) or 0.0)
+
+
+def untried(row: Mapping[str, Any], trials: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """The settings that are to be tried yet; of a row without a choice none."""
+    return [setting for setting in settings(row) if setting and told(setting) not in trials]
+
+
 def make(
     dataset: str,
     names: Sequence[str] | None,
@@ -63,9 +94,10 @@ def make(
     effort: int = 300,
     jobs: int = 1,
     pictures: Path | None = None,
+    tuned: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Runs what the file lacks, attacks it, and adds it to the file."""
+    """Tunes and runs what the file lacks, attacks it, and adds it to the file; what `tuned` has is not tuned again."""
     rows = rows_of(dataset)
     names = list(rows) if names is None else list(names)
     for name in names:
@@ -73,26 +105,43 @@ def make(
             raise unknown("row", name, rows)
     device = str(engines.find_device(str(given.get("device", "auto"))))
     table: dict[str, Any] = read_json(out) if out.is_file() else {"rows": {}}
-    todo = [
-        Cell(name, seed, {**rows[name], **given, "seed": seed}, effort, pictures)
-        for seed in seeds
-        for name in names
-        if str(seed) not in table["rows"].get(name, {})
-    ]
+    trials = table.setdefault("trials", {})
+    for name, tried in ({} if tuned is None else read_json(tuned)["trials"]).items():
+        trials.setdefault(name, {}).update(tried)
     broken = []
-    for cell, found, seconds in _done(todo, jobs):
-        if "broken" in found:
-            broken.append(f"{cell.name}, seed {cell.seed}: {found['broken']}")
-            tell(broken[-1])
-            continue
-        table["rows"].setdefault(cell.name, {})[str(cell.seed)] = found
-        order = {name: i for i, name in enumerate(rows)}
-        table["rows"] = dict(sorted(table["rows"].items(), key=lambda item: order.get(item[0], len(order))))
-        table["about"] = {**about(command), "machine": provenance.environment(device)}
-        write_json(out, table)
-        tell(f"{cell.name}, seed {cell.seed}: {seconds:.0f} s")
+
+    def finished(todo: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        for cell, found, seconds in _done(todo, jobs):
+            if "broken" in found:
+                broken.append(f"{cell}: {found['broken']}")
+            tell(broken[-1] if "broken" in found else f"{cell}: {seconds:.0f} s")
+            yield cell, found
+            table["about"] = {**about(command), "machine": provenance.environment(device)}
+            write_json(out, table)
+
+    dear_first = names[::-1]  # what takes longest stands last in the file, and several at a time should end together
+    todo = [
+        Cell(name, 0, {**rows[name], **given, "seed": 0}, setting, effort, None, trial=True)
+        for name in dear_first
+        for setting in untried(rows[name], trials.get(name, {}))
+    ]
+    for cell, found in finished(todo):
+        if "broken" not in found:
+            trials.setdefault(cell.name, {})[told(cell.setting)] = found.get("accuracy")
+    todo = [
+        Cell(name, seed, {**rows[name], **given, "seed": seed}, best, effort, pictures)
+        for seed in seeds
+        for name in dear_first
+        for best in [chosen(rows[name], trials.get(name, {}))]
+        if str(seed) not in table["rows"].get(name, {}) and not untried(rows[name], trials.get(name, {}))
+    ]
+    for cell, found in finished(todo):
+        if "broken" not in found:
+            table["rows"].setdefault(cell.name, {})[str(cell.seed)] = found
+            order = {name: i for i, name in enumerate(rows)}
+            table["rows"] = dict(sorted(table["rows"].items(), key=lambda item: order.get(item[0], len(order))))
     if broken:
-        raise FedgistError(f"{len(broken)} of {len(todo)} runs broke, and are not in the table: {broken[0]}")
+        raise FedgistError(f"{len(broken)} runs broke, and are not in the table: {broken[0]}")
     return table
 
 
@@ -104,8 +153,12 @@ def _done(todo: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any
     threads = max(1, (os.cpu_count() or 1) // jobs)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet, initargs=(threads,)) as pool:
-        for future in as_completed([pool.submit(_timed, cell) for cell in todo]):
-            yield future.result()
+        cells = {pool.submit(_timed, cell): cell for cell in todo}
+        for future in as_completed(cells):
+            try:
+                yield future.result()
+            except BrokenProcessPool as error:  # a process was killed: what ended before is kept
+                yield cells[future], {"broken": str(error)}, 0.0
 
 
 def _quiet(threads: int) -> None:
@@ -127,12 +180,15 @@ def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
 
 
 def one(cell: Cell) -> dict[str, Any]:
-    """A row: accuracy, bytes, and what every attack finds, with its control."""
-    config = configs.resolve(dict(cell.layer), profile="small")
-    config = configs.resolve({**configs.flat(config), "record": worth_recording(config.method)})
+    """A row: accuracy, bytes, and what every attack finds, with its control; of a trial, its accuracy alone."""
+    config = configs.resolve({**cell.layer, **cell.setting}, profile="small")
+    more = {"validation": VALIDATION} if cell.trial else {"record": worth_recording(config.method)}
+    config = configs.resolve({**configs.flat(config), **more})
     with tempfile.TemporaryDirectory() as place:
         folder, start = RunFolder(Path(place) / "run"), time.perf_counter()
         result = runner.run(config, folder.path)
+        if cell.trial:
+            return {"accuracy": result.accuracy}
         ran, start = time.perf_counter() - start, time.perf_counter()
         device = str(engines.find_device(config.device))
         transcript, known, judge = curiosity.opened(folder, cell.seed, cell.effort, device)
@@ -143,6 +199,8 @@ def one(cell: Cell) -> dict[str, Any]:
         last = folder.rows()[-1]
     return {
         "accuracy": result.accuracy,
+        "of clients": known.model is None,
+        "chosen": cell.setting,
         "bytes": last["bytes_up"] + last["bytes_down"],
         "shown": shown,
         "seconds": {"run": round(ran, 1), "attacks": round(time.perf_counter() - start, 1)},
@@ -164,7 +222,10 @@ def worth_recording(method: str) -> tuple[str, ...]:
 
 
 def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) -> str:
-    """The table as a page shows it: found (blind), means over seeds, of replies and of sums."""
+    """The table as a page shows it: found (blind), means over seeds, of replies and of sums.
+
+    † marks an accuracy that is the mean over models that the clients keep.
+    """
     lines = [f"| | accuracy | seen | {' | '.join(attacks)} |", "|" + "---|" * (3 + len(attacks))]
     for name, row in table["rows"].items():
         runs = [run for run in row.values() if "refused" not in run]
@@ -172,12 +233,12 @@ def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) 
             lines.append(f"| {name} | refused |" + " |" * (1 + len(attacks)))
             continue
         accuracy = 100 * sum(run["accuracy"] for run in runs) / len(runs)
-        told = [name, f"{accuracy:.1f}"]
+        row_of = [name, f"{accuracy:.1f}{'†' * runs[0].get('of clients', False)}"]
         for level in sorted({one["level"] for one in runs[0]["attacks"]}):
             cells = [_cell(runs, attack, level) for attack in attacks]
             seen = f"{level}, masks refused" if level == "sums" and runs[0].get("shown") else level
-            lines.append(f"| {' | '.join((*told, seen, *cells))} |")
-            told = ["", ""]
+            lines.append(f"| {' | '.join((*row_of, seen, *cells))} |")
+            row_of = ["", ""]
     return "\n".join(lines) + "\n"
 
 

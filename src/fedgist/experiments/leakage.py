@@ -19,6 +19,8 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import SERVER
 from fedgist.core.message import schema_of
 from fedgist.core.rng import Rng
+from fedgist.core.work import Place
+from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import standardisation
@@ -94,15 +96,16 @@ def invert(
     update = {name: value / training.lr for name, value in seen.update.items()}
     only_images("an attack", inputs.task.shape)
     low, high = torch.tensor(inputs.task.low), torch.tensor(inputs.task.high)
-    before = tree.to(seen.before, device)
-    recovered = attack(training, before, tree.to(update, device), low.to(device), high.to(device), rng)
+    before, place = tree.to(seen.before, device), Place(torch.device(device))
+    with gpu_arithmetic(place):
+        recovered = attack(training, before, tree.to(update, device), low.to(device), high.to(device), rng)
     recovered = dataclasses.replace(recovered, x=recovered.x.cpu(), y=recovered.y.cpu())
 
     # What there was to find.
     own = Rng(config.seed)("client", client)("round", round, seen.seen.exchange)("batches")
     plan, used = _numbered(config.options.plan(data, own))
     x, y = data.x[used], data.y[used]
-    with torch.no_grad():
+    with torch.no_grad(), gpu_arithmetic(place):
         real = Training(learner, lr, plan).update(before, x.to(device), y.to(device))
     scale = Pixels(low, high)
     true, found = scale(x), scale(recovered.x)

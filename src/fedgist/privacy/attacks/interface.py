@@ -137,7 +137,9 @@ class Judge:
 
     def shares(self, guesses: Mapping[str, Tensor]) -> float:
         """How much of each client's distribution of classes a guess has in common with it, on average."""
-        common = [float(torch.minimum(guess.double().cpu(), self._shares(id)).sum()) for id, guess in guesses.items()]
+        some = {id: guess.double().cpu().clamp_min(0) for id, guess in guesses.items()}  # noised counts may be below
+        shares = {id: guess / guess.sum().clamp_min(1e-12) for id, guess in some.items()}
+        common = [float(torch.minimum(guess, self._shares(id)).sum()) for id, guess in shares.items()]
         return sum(common) / len(common)
 
     # Images
@@ -150,9 +152,9 @@ class Judge:
             self.pixels(images), [-1] * len(images) if labels is None else labels.tolist(), strict=True
         ):
             held = self.pixels(x[y == label]) if (y == label).any() else self.pixels(x)
-            each = similarity.psnr(image.expand_as(held), held)
-            found.append(float(each.max()))
-            true.append(held[int(each.argmax())])
+            most = held[torch.cdist(image.flatten()[None], held.flatten(1)).argmin()]
+            found.append(float(similarity.psnr(image[None], most[None])))
+            true.append(most)
         return sum(found) / len(found), torch.stack(true)
 
     def nearer(self, clients: Sequence[str], images: Tensor, labels: Tensor) -> tuple[float, dict[str, Tensor]]:
@@ -187,9 +189,9 @@ class Judge:
 
     def found_again(self, clients: Sequence[str], images: Tensor) -> float:
         """The share of images that are all but equal to one that these clients hold."""
-        held = self.pixels(self._held(clients)[0])
-        each = [float(similarity.psnr(image.expand_as(held), held).max()) for image in self.pixels(images)]
-        return sum(one > EQUAL for one in each) / len(each)
+        held = self.pixels(self._held(clients)[0]).flatten(1)
+        apart = torch.cdist(self.pixels(images).flatten(1), held).amin(1)
+        return float((apart.square() / held.shape[1] < 10 ** (-EQUAL / 10)).double().mean())
 
     def _held(self, clients: Sequence[str]) -> Samples:
         parts = [self._sites[id] for id in clients]
