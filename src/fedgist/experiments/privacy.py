@@ -13,8 +13,9 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.dp import accountant, budget, randomness
+from fedgist.dp.accountant import CLIENT, UNITS
 from fedgist.dp.budget import Book, Limit, Plan
-from fedgist.dp.releases import Declared, Noisy, declared, declares, trains
+from fedgist.dp.releases import Declared, Noisy, declared, declares, trains, unit
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
 from fedgist.experiments.config import RunConfig
@@ -88,9 +89,11 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
-    if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
+    whose = unit(releases)
+    number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
+    if warning := budget.risky(config.delta, number, whose):
         log.warning(warning)
-    limit = Limit(made.epsilon, made.delta, plan_of(config))
+    limit = Limit(made.epsilon, made.delta, plan_of(config), whose)
 
     def site(id: str) -> PrivateSite:
         def draw(exchange: Exchange, tag: str) -> randomness.Noise:
@@ -109,7 +112,8 @@ def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | No
         return inner
     releases = declared(method, config.method)
     _check_noise(releases, made)
-    return Private(inner or Plain(), made, releases, {}, Limit(made.epsilon, made.delta, plan_of(config)))
+    limit = Limit(made.epsilon, made.delta, plan_of(config), unit(releases))
+    return Private(inner or Plain(), made, releases, {}, limit)
 
 
 def _check_noise(releases: Declared, made: Promise) -> None:
@@ -129,7 +133,7 @@ def keep_books(layer: Layer, folder: RunFolder) -> None:
 
 def told(layer: Layer) -> dict[str, Any]:
     """What the row of a round says."""
-    return {"epsilon": layer.spent()} if isinstance(layer, Private) else {}
+    return {"epsilon": layer.spent(), "unit": layer.unit} if isinstance(layer, Private) else {}
 
 
 def promised(layer: Layer) -> dict[str, Any] | None:
@@ -137,7 +141,7 @@ def promised(layer: Layer) -> dict[str, Any] | None:
     if not isinstance(layer, Private):
         return None
     made = layer.promise
-    about: dict[str, Any] = {"unit": budget.UNIT, "against": layer.against, "simulated": made.simulated}
+    about: dict[str, Any] = {"unit": UNITS[layer.unit], "against": layer.against, "simulated": made.simulated}
     if made.noise == "sum" and layer.sites:
         about["noise over that of one trusted party"] = excess(made, len(layer.sites))
     return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
