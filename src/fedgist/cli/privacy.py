@@ -94,7 +94,8 @@ def spent(
             print(json.dumps(rows))
             return
         for row in rows:
-            print("{data}: epsilon {epsilon:.6g} at delta {delta:g}, {releases:,} releases, for a {unit}".format(**row))
+            cost = f"epsilon {row['epsilon']:.6g} at delta {delta:g}"
+            print(f"{row['data']}: {cost}, {row['releases']:,} releases, for a {row['unit']}")
         sampled = any(one.rate < 1 for releases in found.values() for one in releases)
         unknown = ", and does not know the batches" if sampled else ""
         told = "; ".join(meaning for unit, meaning in accountant.UNITS.items() if unit in {row["unit"] for row in rows})
@@ -115,12 +116,13 @@ def dp(
     """The configuration of a run once more, with canaries at one client, and the least ε that what it sends has.
 
     Above the ε that the run promises, the promise is broken, and the command ends with 1; below it nothing is shown.
-    The unit is one record of one client, added or removed; the adversary knows all but the noise and the coins.
+    The unit is one record of one client, added or removed; the adversary knows all but the noise and the coins. Where a
+    run hides clients, they are the canaries, all of them: a coin each decides whether it has its records or none.
     """
     with speaking(debug):
         import dataclasses
 
-        from fedgist.dp.accountant import UNITS
+        from fedgist.dp.accountant import RECORD, UNITS
         from fedgist.experiments import config as configs
         from fedgist.experiments import dp_audit
         from fedgist.experiments.folder import RunFolder
@@ -135,7 +137,9 @@ def dp(
         if as_json:
             print(json.dumps({**dataclasses.asdict(found), "broken": found.broken}))
         else:
-            print(f"canaries  {found.canaries:,} at one client, {found.included:,} of them among its records")
+            where = "at one client" if found.unit == RECORD else "clients"
+            there = "among its records" if found.unit == RECORD else "with their records"
+            print(f"canaries  {found.canaries:,} {where}, {found.included:,} of them {there}")
             print(f"promised  epsilon {found.promised:.4g} at delta {found.delta:g}")
             print(f"unit      {UNITS[found.unit]}; against whoever knows all but the noise and the coins")
             print(f"found     epsilon {found.least:.4g} at least, with confidence {dp_audit.CONFIDENCE:g}")
