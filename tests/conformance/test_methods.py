@@ -303,7 +303,7 @@ def test_profiles(method: str) -> None:
     found = methods.find(method)
     if found.__module__.startswith("fedgist.methods."):  # others may do without
         assert found.profiles.keys() >= {"paper", "small", "toy"}
-        assert "demo" in found.profiles or method == "fedsgd"  # a record's own gradient knows no BatchNorm
+        assert "demo" in found.profiles or method in ("fedsgd", "dp-fedavg")  # which know no BatchNorm
         assert found.summary.endswith(".")
     for profile in found.profiles:
         assert resolve({"method": method}, profile=profile).method == method

@@ -93,7 +93,7 @@ def over_signal(method: Method, config: RunConfig, clients: int) -> float:
     return float(noise * math.sqrt(method.model.size / config.rounds) / clients)
 
 
-def _check_clients(method: Method, config: RunConfig, releases: Declared) -> None:
+def _check_clients(method: Method, config: RunConfig, releases: Declared, made: Promise) -> None:
     """Refuses to hide clients where they are too few for anything to be learned, or says that it is so."""
     n, rounds, size = config.clients, config.rounds, method.model.size
     if unit(releases) != CLIENT or (ratio := over_signal(method, config, n)) <= 1:
@@ -102,12 +102,15 @@ def _check_clients(method: Method, config: RunConfig, releases: Declared) -> Non
     mean = ratio * math.sqrt(rounds)
     told = (
         f"{n:,} clients are too few to hide each of them with all of its records at ε = {config.epsilon:g}: noise of "
-        f"{mean * n / math.sqrt(size):.3g} C in a round's sum of {size:,} numbers moves their mean by {mean:.3g} C, √"
-        f"{size}/{n} times as much, and the model by {ratio * rounds:.3g} C in {rounds:,} rounds, √{rounds} times that; "
-        f"updates of norm C can move it by {rounds:,} C at most. From {enough:,} clients on they can go as far as noise"
+        f"{mean * n / math.sqrt(size):.3g} C in a round's sum of {size:,} numbers moves their mean by {mean:.3g} C, "
+        f"√{size}/{n} times it, and the model by {ratio * rounds:.3g} C in {rounds:,} rounds, √{rounds} times that: "
+        f"updates of norm C move it by {rounds:,} C at most; {enough:,} clients could move it as far as the noise"
     )
     if not getattr(config.options, "few_clients", False):
-        raise FedgistError(f"{told}; or take a larger epsilon, a smaller model, or few_clients=true to see it fail")
+        other = "dp_noise=sum, " if made.noise == "local" else ""
+        raise FedgistError(
+            f"{told}. Or take {other}a larger epsilon, a smaller model, or few_clients=true to see it fail"
+        )
     log.warning(f"{told}; with few_clients=true it runs all the same")
 
 
@@ -120,7 +123,7 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
-    _check_clients(method, config, releases)
+    _check_clients(method, config, releases, made)
     whose = unit(releases)
     number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
     if warning := budget.risky(config.delta, number, whose):
@@ -144,7 +147,7 @@ def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | No
         return inner
     releases = declared(method, config.method)
     _check_noise(releases, made)
-    _check_clients(method, config, releases)
+    _check_clients(method, config, releases, made)
     limit = Limit(made.epsilon, made.delta, plan_of(config), unit(releases))
     return Private(inner or Plain(), made, releases, {}, limit)
 

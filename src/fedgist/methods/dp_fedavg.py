@@ -49,11 +49,17 @@ class Clipped:
     total: Tensor = fg.wire(fg.float64, shape=("numbers",), additive=True, holds="update")
 
 
-def clipped(w: fg.Params, start: fg.Params, limit: Tensor) -> Tensor:
-    """How far `w` is from `start`, in their order, shortened to the norm `limit`; 0 where that is not finite."""
-    moved = torch.cat([(w[name].double() - start[name].double()).flatten() for name in start])
-    norm = torch.linalg.vector_norm(moved)
-    return torch.where(norm.isfinite(), moved * (limit / norm.clamp_min(limit)), 0.0)
+@dataclass(frozen=True)
+class Bound:
+    """C, as a value: a tensor of it would be rounded to the precision of the weights."""
+
+    limit: float
+
+    def clipped(self, w: fg.Params, start: fg.Params) -> Tensor:
+        """How far `w` is from `start`, in their order, shortened to the norm C; 0 where that is not finite."""
+        moved = torch.cat([(w[name].double() - start[name].double()).flatten() for name in start])
+        norm = torch.linalg.vector_norm(moved)
+        return torch.where(norm.isfinite(), moved * (self.limit / norm.clamp_min(self.limit)), 0.0)
 
 
 class DPFedAvg(fg.ServerModel[Config]):
@@ -67,7 +73,6 @@ class DPFedAvg(fg.ServerModel[Config]):
         | {"epochs": 2, "batch": 10, "lr": 0.1, "update_clip": 1.0},
         "small": {"dataset": "mnist5k", "model": "mlp:hidden=32", "clients": 500, "rounds": 30, "steps": 5, "batch": 10}
         | {"lr": 0.1, "note": "5,000 digits, 500 clients of ten, 30 rounds of 5 steps"},
-        "demo": {"model": "mlp", "rounds": 15, "steps": 20, "lr": 0.1, "note": "15 rounds of 20 steps, without noise"},
         "toy": {"model": "mlp:hidden=16", "rounds": 2, "steps": 3, "batch": 8, "lr": 0.1, "update_clip": 0.1},
     }
 
@@ -80,10 +85,7 @@ class DPFedAvg(fg.ServerModel[Config]):
                 f"noise would make BatchNorm's variances negative: take a model without it, not {self.model.name}"
             )
         chosen = optimiser(config.optimiser, config.momentum, config.weight_decay)
-        self.trainer, self.limit = (
-            Trainer(self.model, chosen, clip=config.clip),
-            torch.tensor(config.update_clip, dtype=torch.float64),
-        )
+        self.trainer, self.bound = Trainer(self.model, chosen, clip=config.clip), Bound(config.update_clip)
 
     def bounds(self, model: str) -> fg.Bounds:
         return {**super().bounds(model), "numbers": fg.Exactly(self.model.size)}
@@ -106,4 +108,4 @@ class DPFedAvg(fg.ServerModel[Config]):
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> Clipped:
         w = await fg.train(self.config, self.trainer, me, msg.w)
-        return Clipped(await fg.compute(clipped, w, msg.w, self.limit))
+        return Clipped(await fg.compute(self.bound.clipped, w, msg.w))
