@@ -52,8 +52,13 @@ def test_equal_releases_are_counted() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"noise": 0.0}, {"noise": 1.0, "rate": 1.5}, {"noise": float("nan")}]
-    + [{"noise": 1.0, "unit": "house"}, {"noise": 1.0, "rate": 0.5, "unit": CLIENT}],
+    [
+        {"noise": 0.0},
+        {"noise": 1.0, "rate": 1.5},
+        {"noise": float("nan")},
+        {"noise": 1.0, "unit": "house"},
+        {"noise": 1.0, "rate": 0.5, "unit": CLIENT},
+    ],
 )
 def test_impossible_releases_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no release"):

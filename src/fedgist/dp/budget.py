@@ -117,8 +117,9 @@ def _plan(known: Any) -> Plan:
 class Book:
     """All releases of one data set, a line each; without a path (a simulation that keeps nothing) in memory."""
 
-    def __init__(self, path: Path | None = None):
-        self.path = path
+    def __init__(self, path: Path | None = None, synced: bool = True):
+        """`synced`: lines outlast the machine, as where something leaves it; a simulation's only the program."""
+        self.path, self.synced = path, synced
         self._known: dict[str, Release] = {}
         self._read = 0
 
@@ -146,7 +147,8 @@ class Book:
                 line = {**about, "key": key, **release.row(), "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
-                os.fsync(file.fileno())
+                if self.synced:
+                    os.fsync(file.fileno())
                 self._read = file.tell()
             self._known[key] = release
 
@@ -160,7 +162,7 @@ class Book:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if not new else "x+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if new:
+            if new and self.synced:
                 storage.sync(self.path.parent)
             yield file
 

@@ -164,7 +164,7 @@ def keep_books(layer: Layer, folder: RunFolder) -> None:
     """From now on what is released is written down in the run's folder."""
     if isinstance(layer, Private):
         for id, site in layer.sites.items():
-            site.book = Book(folder.privacy / f"{id}.jsonl")
+            site.book = Book(folder.privacy / f"{id}.jsonl", synced=False)
 
 
 def told(layer: Layer) -> dict[str, Any]:
