@@ -11,7 +11,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Samples, Task
 from fedgist.core.tree import Tree
 from fedgist.core.work import Chunks, compute, gradient, scan
-from fedgist.dp.accountant import Release
+from fedgist.dp.accountant import CLIENT, Release
 from fedgist.dp.releases import Declared, NoisySteps, Sum, Sums
 from fedgist.families.evaluation import EvaluateThis, EvaluateThisOnOwnLabels, over_clients, pooled_over_clients
 from fedgist.families.global_model import (
@@ -26,7 +26,16 @@ from fedgist.families.global_model import (
 )
 from fedgist.families.knowledge import Lesson, Taught, TaughtOptions, Train, Trained
 from fedgist.families.label_logits import LogitOptions, tell, train_towards
-from fedgist.families.local_training import LocalOptions, bits_of, learner, plan_of, pool_of, train, trainer
+from fedgist.families.local_training import (
+    LocalOptions,
+    TrainingOptions,
+    bits_of,
+    learner,
+    plan_of,
+    pool_of,
+    train,
+    trainer,
+)
 from fedgist.families.own_model import OwnModel, OwnModelOptions, one_feature_size
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
 from fedgist.families.private_training import PrivatelyTrained

@@ -26,7 +26,7 @@ from fedgist.engines import EXECUTORS
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.inputs import Inputs
-from fedgist.families.local_training import LocalOptions
+from fedgist.families.local_training import TrainingOptions
 from toys import play, toy
 
 EPS = torch.finfo(torch.float32).eps
@@ -239,7 +239,7 @@ def test_a_client_sees_only_its_own_data(federation: Build, method: str, tmp_pat
 def test_moved_images(federation: Build, method: str) -> None:
     """Whoever trains on own images mirrors them where that is asked for, and draws everything else as before."""
     config, inputs = digits(method)
-    if not isinstance(config.options, LocalOptions):
+    if not isinstance(config.options, TrainingOptions):
         pytest.skip("clients do not train")
     halves = {id: data.x[..., : data.x.shape[-1] // 2] for id, data in inputs.sites.items()}
     their_own_mirror_image = replace(
@@ -303,7 +303,7 @@ def test_profiles(method: str) -> None:
     found = methods.find(method)
     if found.__module__.startswith("fedgist.methods."):  # others may do without
         assert found.profiles.keys() >= {"paper", "small", "toy"}
-        assert "demo" in found.profiles or method == "fedsgd"  # a record's own gradient knows no BatchNorm
+        assert "demo" in found.profiles or method in ("fedsgd", "dp-fedavg")  # which know no BatchNorm
         assert found.summary.endswith(".")
     for profile in found.profiles:
         assert resolve({"method": method}, profile=profile).method == method

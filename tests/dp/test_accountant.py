@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedgist.dp import accountant
-from fedgist.dp.accountant import MissingLibrary, Release, epsilon, noise, together
+from fedgist.core.errors import FedgistError
+from fedgist.dp import accountant, gaussian
+from fedgist.dp.accountant import CLIENT, RECORD, MissingLibrary, Release, epsilon, noise, read, together, units
 
 
 def test_sampled_releases_are_pinned() -> None:
@@ -49,7 +50,16 @@ def test_equal_releases_are_counted() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"noise": 0.0}, {"noise": 1.0, "rate": 1.5}, {"noise": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise": 0.0},
+        {"noise": 1.0, "rate": 1.5},
+        {"noise": float("nan")},
+        {"noise": 1.0, "unit": "house"},
+        {"noise": 1.0, "rate": 0.5, "unit": CLIENT},
+    ],
+)
 def test_impossible_releases_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no release"):
         Release(**wrong)
@@ -68,3 +78,17 @@ def test_without_the_library_only_sampled_releases_are_refused(monkeypatch: pyte
     assert epsilon([Release(3.7306)], 1e-5) == pytest.approx(1, rel=1e-4)
     with pytest.raises(MissingLibrary, match=r"pip install 'fedgist\[privacy\]'.*plan=FILE"):
         epsilon([Release(3.0, 0.1)], 1e-5)
+
+
+def test_units_are_never_mixed() -> None:
+    """A client's contribution of norm C becomes another by a record: 2C, so half the noise. The way back is closed."""
+    client, record = Release(10.0, times=3, unit=CLIENT), Release(5.0, times=2)
+    assert client.counted_by(RECORD) == Release(5.0, times=3) and record.counted_by(RECORD) is record
+    assert epsilon([client], 1e-5, CLIENT) == gaussian.epsilon(3**0.5 / 10, 1e-5)
+    assert epsilon([client], 1e-5) == gaussian.epsilon(2 * 3**0.5 / 10, 1e-5)
+    assert epsilon([client, record], 1e-5) == pytest.approx(gaussian.epsilon(5**0.5 / 5, 1e-5))
+    with pytest.raises(FedgistError, match="hides no client"):
+        epsilon([client, record], 1e-5, CLIENT)
+    assert units([client]) == (CLIENT, RECORD) and units([client, record]) == units([record]) == units([]) == (RECORD,)
+    assert len(together([Release(5.0, unit=CLIENT), record])) == 2
+    assert [read(one.row()) for one in (client, record)] == [client, record] and "unit" not in record.row()

@@ -7,7 +7,7 @@ import pytest
 
 from fedgist.core.errors import FedgistError
 from fedgist.dp import accountant
-from fedgist.dp.accountant import Release
+from fedgist.dp.accountant import CLIENT, Release
 from fedgist.dp.budget import Book, Limit, Outbox, Plan, Spent, books, known_plans, risky
 
 ONE = Release(3.7306317)
@@ -91,3 +91,18 @@ def test_the_plans_that_come_with_fedgist_cost_what_they_say() -> None:
     assert known_plans()
     for plan in known_plans():
         assert accountant.epsilon(plan.releases, plan.delta) == pytest.approx(plan.epsilon, rel=1e-9)
+
+
+def test_a_budget_of_records_pays_for_clients_as_for_records(tmp_path: Path) -> None:
+    """A client hidden by noise z costs its records what noise z/2 costs; as it stands, there would be room for more."""
+    path, limit = tmp_path / "book.jsonl", Limit(accountant.epsilon([Release(5.0, times=2)], 1e-5), 1e-5)
+    Book(path).charge("records", Release(5.0), limit)
+    Book(path).charge("client", Release(10.0, unit=CLIENT), limit)
+    for more in (Release(10.0, unit=CLIENT), Release(5.0)):
+        with pytest.raises(Spent):
+            Book(path).charge("more", more, limit)
+    assert [json.loads(line).get("unit") for line in path.read_text().splitlines()] == [None, "client"]
+    of_clients = Limit(limit.epsilon, 1e-5, unit=CLIENT)
+    with pytest.raises(FedgistError, match="count by the record"):
+        Book(path).charge("another", Release(10.0, unit=CLIENT), of_clients)
+    assert "for 11,000 clients: a mechanism that gives a whole client away" in str(risky(1e-5, 11_000, CLIENT))

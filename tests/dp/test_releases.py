@@ -16,7 +16,7 @@ from fedgist.dp import gaussian
 from fedgist.dp.audit import least_mu
 from fedgist.dp.discrete_gaussian import LARGEST
 from fedgist.dp.randomness import exact, simulated
-from fedgist.dp.releases import Mechanism, Sum, Sums, declared
+from fedgist.dp.releases import Mechanism, Sum, Sums, declared, unit
 
 MU = gaussian.mu(4.0, 1e-5)
 SUMS = Sums({"a": Sum(2.0, 0.3), "b": Sum(0.5, 0.7)})
@@ -107,6 +107,14 @@ class Shown:
     a: Tensor = fg.wire(fg.float64, shape=("n",))
 
 
+@fg.message
+class Two:
+    """Two sums."""
+
+    a: Tensor = fg.wire(fg.float64, shape=("n",), additive=True)
+    b: Tensor = fg.wire(fg.float64, shape=("n",), additive=True)
+
+
 @dataclass
 class Declares:
     given: dict[type, Sums]
@@ -126,3 +134,22 @@ def test_declarations_are_whole() -> None:
     for wrong in ({Total: Sums({})}, {Shown: Sums({"a": Sum(1.0, 1.0)})}):
         with pytest.raises(TypeError, match="every field of a release"):
             declared(Declares(wrong), "toy")
+
+
+def test_a_cost_is_of_one_field() -> None:
+    """The planted fault: two fields with noise z each cost √2 of what one is charged."""
+    one, cost = Sum(1.0, 0.0), fg.Release(2.0)
+    assert declared(Declares({Total: Sums({"a": one}, release=cost)}), "toy")
+    wrong = Sums({"a": one, "b": one}, release=cost)
+    truly = sum((field.sensitivity / Mechanism(MU).sigma(field, wrong)) ** 2 for field in wrong.fields.values())
+    assert truly == pytest.approx(2 * Mechanism(MU).release(wrong).noise ** -2)
+    with pytest.raises(TypeError, match="a release with a cost of its own has one field"):
+        declared(Declares({Two: wrong}), "toy")
+
+
+def test_all_of_a_run_is_about_one_unit() -> None:
+    records, clients = (Sums({"a": Sum(1.0, 0.0)}, release=fg.Release(2.0, unit=one)) for one in ("record", "client"))
+    assert unit({Total: records}) == "record" and unit({Total: clients}) == "client"
+    assert unit({Total: Sums({"a": Sum(1.0, 1.0)})}) == "record"
+    with pytest.raises(TypeError, match="about the same unit"):
+        declared(Declares({Total: clients, Shown: fg.NoisySteps(fg.Release(1.0))}), "toy")  # type: ignore[dict-item]

@@ -46,7 +46,7 @@ def plan(
     """
     with speaking(debug):
         from fedgist.dp import accountant
-        from fedgist.dp.budget import UNIT, Plan
+        from fedgist.dp.budget import Plan
 
         if not epsilon > 0:
             raise FedgistError(f"--epsilon must be above 0, not {epsilon:g}")
@@ -66,7 +66,7 @@ def plan(
             return
         print(f"noise     {noise:.6g} times the sensitivity, on each of {releases:,} releases")
         print(f"epsilon   {exact:.6g} at delta {delta:g}")
-        print(f"unit      {UNIT}")
+        print(f"unit      {accountant.UNITS[release.unit]}")
         print(f"against   whoever sees all releases{'' if rate == 1 else ', and does not know the batches'}")
         note(f"the plan is in {out}" if out else None, False)
 
@@ -81,20 +81,25 @@ def spent(
     """What was released of a data set so far, and the ε that it cost; worked out anew from the book."""
     with speaking(debug):
         from fedgist.dp import accountant
-        from fedgist.dp.budget import UNIT, books
+        from fedgist.dp.budget import books
 
-        found = books(where)
-        spent = {name: accountant.epsilon(book.releases, delta) for name, book in found.items()}
-        counts = {name: sum(one.times for one in book.releases) for name, book in found.items()}
+        found = {name: book.releases for name, book in books(where).items()}
+        rows = [
+            {"data": name, "unit": unit, "releases": sum(one.times for one in releases)}
+            | {"epsilon": accountant.epsilon(releases, delta, unit), "delta": delta}
+            for name, releases in found.items()
+            for unit in accountant.units(releases)
+        ]
         if as_json:
-            rows = [{"data": name, "releases": counts[name], "epsilon": spent[name], "delta": delta} for name in found]
             print(json.dumps(rows))
             return
-        for name in found:
-            print(f"{name}: epsilon {spent[name]:.6g} at delta {delta:g}, {counts[name]:,} releases")
-        sampled = any(one.rate < 1 for book in found.values() for one in book.releases)
+        for row in rows:
+            cost = f"epsilon {row['epsilon']:.6g} at delta {delta:g}"
+            print(f"{row['data']}: {cost}, {row['releases']:,} releases, for a {row['unit']}")
+        sampled = any(one.rate < 1 for releases in found.values() for one in releases)
         unknown = ", and does not know the batches" if sampled else ""
-        print(f"unit: {UNIT}; against whoever sees all of them{unknown}")
+        told = "; ".join(meaning for unit, meaning in accountant.UNITS.items() if unit in {row["unit"] for row in rows})
+        print(f"unit: {told}; against whoever sees all of them{unknown}")
 
 
 @audit_app.command()
@@ -111,12 +116,13 @@ def dp(
     """The configuration of a run once more, with canaries at one client, and the least ε that what it sends has.
 
     Above the ε that the run promises, the promise is broken, and the command ends with 1; below it nothing is shown.
-    The unit is one record of one client, added or removed; the adversary knows all but the noise and the coins.
+    The unit is one record of one client, added or removed; the adversary knows all but the noise and the coins. Where a
+    run hides clients, they are the canaries, all of them: a coin each decides whether it has its records or none.
     """
     with speaking(debug):
         import dataclasses
 
-        from fedgist.dp.budget import UNIT
+        from fedgist.dp.accountant import RECORD, UNITS
         from fedgist.experiments import config as configs
         from fedgist.experiments import dp_audit
         from fedgist.experiments.folder import RunFolder
@@ -131,9 +137,11 @@ def dp(
         if as_json:
             print(json.dumps({**dataclasses.asdict(found), "broken": found.broken}))
         else:
-            print(f"canaries  {found.canaries:,} at one client, {found.included:,} of them among its records")
+            where = "at one client" if found.unit == RECORD else "clients"
+            there = "among its records" if found.unit == RECORD else "with their records"
+            print(f"canaries  {found.canaries:,} {where}, {found.included:,} of them {there}")
             print(f"promised  epsilon {found.promised:.4g} at delta {found.delta:g}")
-            print(f"unit      {UNIT}; against whoever knows all but the noise and the coins")
+            print(f"unit      {UNITS[found.unit]}; against whoever knows all but the noise and the coins")
             print(f"found     epsilon {found.least:.4g} at least, with confidence {dp_audit.CONFIDENCE:g}")
             print("broken: more leaves than is promised" if found.broken else "nothing wrong was found")
         if found.broken:

@@ -1,6 +1,7 @@
 """What releases cost together: exactly where all are Gaussian, by privacy loss distributions where some sample records.
 
-Everything here is about one record that a data set has or has not (neighbours differ by adding or removing it).
+Everything here is about a unit that a data set has or has not: neighbours differ by adding or removing one record, or
+one client with all of its records.
 """
 
 import functools
@@ -8,7 +9,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedgist.core.errors import FedgistError
@@ -17,6 +18,8 @@ from fedgist.dp import gaussian
 INTERVAL = 2e-3
 """Privacy losses are rounded up to multiples of this, so that ε errs upwards only."""
 LIBRARY = "dp-accounting"
+RECORD, CLIENT = "record", "client"
+UNITS = {RECORD: "one record, added or removed", CLIENT: "one client with all of its records, added or removed"}
 
 
 class MissingLibrary(FedgistError):
@@ -39,31 +42,49 @@ class Release:
     noise: float
     rate: float = 1.0
     times: int = 1
+    unit: str = RECORD
+    """Whose sensitivity that is: what it takes to add or remove it."""
 
     def __post_init__(self) -> None:
-        if not (self.noise > 0 and math.isfinite(self.noise) and 0 < self.rate <= 1 and self.times >= 0):
+        whole = self.noise > 0 and math.isfinite(self.noise) and 0 < self.rate <= 1 and self.times >= 0
+        if not whole or self.unit not in UNITS or (self.unit == CLIENT and self.rate < 1):
             raise ValueError(f"no release can be like this: {self}")
 
     def row(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("unit", RECORD)}
+
+    def counted_by(self, unit: str) -> "Release":
+        """The same release for another unit. A record more or less turns a client's contribution, of norm C at most,
+        into another such: they are 2C apart. What hides a record says nothing of a client.
+        """
+        if self.unit == unit:
+            return self
+        if unit == CLIENT:
+            raise FedgistError("what hides one record hides no client with all of its records: count by the record")
+        return replace(self, noise=self.noise / 2, unit=RECORD)
 
 
 def read(row: Mapping[str, Any]) -> Release:
     """A release as a file has it."""
-    return Release(float(row["noise"]), float(row["rate"]), int(row["times"]))
+    return Release(float(row["noise"]), float(row["rate"]), int(row["times"]), str(row.get("unit", RECORD)))
+
+
+def units(releases: Iterable[Release]) -> tuple[str, ...]:
+    """By which units these can be counted."""
+    return (CLIENT, RECORD) if {release.unit for release in releases} == {CLIENT} else (RECORD,)
 
 
 def together(releases: Iterable[Release]) -> tuple[Release, ...]:
     """The same releases, equal ones counted as one that happens several times."""
-    count: Counter[tuple[float, float]] = Counter()
+    count: Counter[tuple[float, float, str]] = Counter()
     for release in releases:
-        count[release.noise, release.rate] += release.times
-    return tuple(sorted(Release(*kind, times) for kind, times in count.items() if times))
+        count[release.noise, release.rate, release.unit] += release.times
+    return tuple(sorted(Release(noise, rate, times, unit) for (noise, rate, unit), times in count.items() if times))
 
 
-def epsilon(releases: Iterable[Release], delta: float) -> float:
-    """The ε of all of them at this δ: add/remove of one record, whoever sees all releases."""
-    return _epsilon(together(releases), delta)
+def epsilon(releases: Iterable[Release], delta: float, unit: str = RECORD) -> float:
+    """The ε of all of them at this δ: add/remove of one unit, whoever sees all releases."""
+    return _epsilon(together(release.counted_by(unit) for release in releases), delta)
 
 
 @functools.lru_cache(maxsize=4096)  # clients of one run have spent the same

@@ -21,12 +21,11 @@ from typing import IO, Any
 from fedgist import storage
 from fedgist.core.errors import FedgistError
 from fedgist.dp import accountant
-from fedgist.dp.accountant import Release, together
+from fedgist.dp.accountant import RECORD, UNITS, Release, together
 
-UNIT = "one record, added or removed"
 SPENT = "the privacy budget of this data set is spent"
 WARNED_BELOW = 10
-"""δ is the chance that a record is given away whole: times the records it should be far below 1."""
+"""δ is the chance that a record, or a client, is given away whole: times their number it should be far below 1."""
 
 
 class Spent(FedgistError):
@@ -35,22 +34,25 @@ class Spent(FedgistError):
 
 @dataclass(frozen=True)
 class Limit:
-    """ε and δ that all releases of a data set together may cost, and the plan that vouches for sampled ones."""
+    """ε and δ that all releases of a data set together may cost a unit, and the plan that vouches for sampled ones."""
 
     epsilon: float
     delta: float
     plan: "Plan | None" = None
+    unit: str = RECORD
 
     def cost(self, releases: tuple[Release, ...]) -> float:
         """The ε of releases; where the library is missing, that of a plan of which they are a part: the one that was
         given, or one that comes with fedgist."""
-        return 0.0 if self.epsilon == math.inf else _cost(self, releases)  # 0: nobody asks
+        if self.epsilon == math.inf:
+            return 0.0  # nobody asks
+        return _cost(self, together(release.counted_by(self.unit) for release in releases))
 
 
 @functools.lru_cache(maxsize=4096)  # clients of one run have spent the same
 def _cost(limit: Limit, releases: tuple[Release, ...]) -> float:
     try:
-        return accountant.epsilon(releases, limit.delta)
+        return accountant.epsilon(releases, limit.delta, limit.unit)
     except accountant.MissingLibrary:
         for plan in (*filter(None, [limit.plan]), *known_plans()):
             if plan.covers(releases, limit.delta):
@@ -87,7 +89,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         rows = [release.row() for release in self.releases]
-        content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNIT, "releases": rows}
+        content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNITS[RECORD], "releases": rows}
         with storage.replacing(path) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -115,8 +117,9 @@ def _plan(known: Any) -> Plan:
 class Book:
     """All releases of one data set, a line each; without a path (a simulation that keeps nothing) in memory."""
 
-    def __init__(self, path: Path | None = None):
-        self.path = path
+    def __init__(self, path: Path | None = None, synced: bool = True):
+        """`synced`: lines outlast the machine, as where something leaves it; a simulation's only the program."""
+        self.path, self.synced = path, synced
         self._known: dict[str, Release] = {}
         self._read = 0
 
@@ -144,7 +147,8 @@ class Book:
                 line = {**about, "key": key, **release.row(), "time": time.strftime("%Y-%m-%dT%H:%M:%S")}
                 file.write(json.dumps(line).encode() + b"\n")
                 file.flush()
-                os.fsync(file.fileno())
+                if self.synced:
+                    os.fsync(file.fileno())
                 self._read = file.tell()
             self._known[key] = release
 
@@ -158,7 +162,7 @@ class Book:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if not new else "x+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if new:
+            if new and self.synced:
                 storage.sync(self.path.parent)
             yield file
 
@@ -200,12 +204,12 @@ class Outbox:
         return self.folder / hashlib.sha256(key.encode()).hexdigest()
 
 
-def risky(delta: float, records: int) -> str | None:
-    """A warning where δ is too large for so many records, if it is."""
-    if records and delta > 1 / (WARNED_BELOW * records):
+def risky(delta: float, number: int, unit: str = RECORD) -> str | None:
+    """A warning where δ is too large for so many units, if it is."""
+    if number and delta > 1 / (WARNED_BELOW * number):
         return (
-            f"δ = {delta:g} is more than 1/(10 n) for {records:,} records: a mechanism that gives a whole record away "
-            f"now and then would pass; take delta={1 / (WARNED_BELOW * records):.1g} or less"
+            f"δ = {delta:g} is more than 1/(10 n) for {number:,} {unit}s: a mechanism that gives a whole {unit} away "
+            f"now and then would pass; take delta={1 / (WARNED_BELOW * number):.1g} or less"
         )
     return None
 

@@ -1,7 +1,7 @@
 """What a method declares about its replies, and the noise that they get for it.
 
-A method that can be private has an attribute `releases`: for each reply that may leave a site, how far one record can
-move its sums. Whatever is not declared does not leave.
+A method that can be private has an attribute `releases`: for each reply that may leave a site, how far one record, or
+one client with all of its records, can move its sums. Whatever is not declared does not leave.
 """
 
 import math
@@ -14,14 +14,14 @@ import torch
 from fedgist.core.codec import Leaves
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import schema_of, tag_of
-from fedgist.dp.accountant import Release
+from fedgist.dp.accountant import RECORD, Release
 from fedgist.dp.discrete_gaussian import LARGEST
 from fedgist.dp.randomness import Noise
 
 
 @dataclass(frozen=True)
 class Sum:
-    """An additive field that one record moves by at most `sensitivity` in L2 norm; `share` of the budget is its own."""
+    """An additive field that a unit moves by at most `sensitivity` in L2 norm; `share` of the budget is its own."""
 
     sensitivity: float
     share: float
@@ -35,7 +35,8 @@ class Sums:
     times: int = 1
     """How often it is released in a run, for which its share is divided."""
     release: Release | None = None
-    """What it costs, where that is no share of the budget: a sum over a secret sample, or noise that is set."""
+    """What it costs which unit, where that is no share of the budget: a sum over a secret sample, or noise that is
+    set. Then there is one field, whose noise it is."""
 
     @property
     def share(self) -> float:
@@ -56,6 +57,14 @@ Declared = Mapping[type, Sums | NoisySteps]
 def trains(releases: Declared) -> bool:
     """Whether clients train, with noise in each step that is enough for itself."""
     return any(isinstance(one, NoisySteps) for one in releases.values())
+
+
+def unit(releases: Declared) -> str:
+    """Who is hidden by what is declared: a record or a client, in all of it alike."""
+    found = {RECORD if one.release is None else one.release.unit for one in releases.values()}
+    if len(found) > 1:
+        raise TypeError("all releases of a run are about the same unit: records, or clients")
+    return found.pop() if found else RECORD
 
 
 def samples(releases: Declared) -> bool:
@@ -105,6 +114,9 @@ def declared(method: object, name: str) -> Declared:
         additive = {field for field, (_, wire) in schema_of(reply).items() if wire.additive}
         if additive != schema_of(reply).keys() or additive != sums.fields.keys():
             raise TypeError(f"{tag_of(reply)}: every field of a release is additive and has a sensitivity")
+        if sums.release is not None and len(additive) > 1:  # each would have the noise of one, and one be charged
+            raise TypeError(f"{tag_of(reply)}: a release with a cost of its own has one field")
+    unit(found)
     shared = [sums.share for sums in added.values() if sums.release is None]
     if shared and not math.isclose(total := sum(shared), 1.0):
         raise FedgistError(f"the shares of the privacy budget of {name} must add up to 1, not to {total:g}")

@@ -14,10 +14,10 @@ from fedgist.core.federation import TooFewAnswers
 from fedgist.core.message import schema_of, tag_of
 from fedgist.core.tree import Tree
 from fedgist.dp import gaussian
-from fedgist.dp.accountant import together
-from fedgist.dp.budget import SPENT, UNIT, Book, Limit, Outbox, Spent
+from fedgist.dp.accountant import UNITS, together
+from fedgist.dp.budget import SPENT, Book, Limit, Outbox, Spent
 from fedgist.dp.randomness import Noise
-from fedgist.dp.releases import Declared, Mechanism, samples
+from fedgist.dp.releases import Declared, Mechanism, samples, unit
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
@@ -146,7 +146,7 @@ class Private(Layer):
         sites: Mapping[str, PrivateSite],
         limit: Limit,
     ):
-        """`sites` are those in this process; `limit` is the budget of the run."""
+        """`sites` are those in this process; `limit` is the budget of the run, for the unit that is declared."""
         self.inner, self.promise, self.releases, self.sites, self.limit = inner, promise, releases, sites, limit
         self.form, self.title = _form(inner.form), inner.title
         self.released: dict[str, str] = {}
@@ -173,7 +173,7 @@ class Private(Layer):
         if len(replies) < self.promise.threshold:
             raise TooFewAnswers(
                 f"round {exchange.round}: {len(replies)} answered {reply.__name__}, and their noise hides a "
-                f"record only in a sum over {self.promise.threshold}"
+                f"{self.unit} only in a sum over {self.promise.threshold}"
             )
         return self.inner.total(exchange, noised(reply), replies, trip)
 
@@ -200,6 +200,10 @@ class Private(Layer):
         return self.limit.cost(releases)
 
     @property
+    def unit(self) -> str:
+        return unit(self.releases)
+
+    @property
     def against(self) -> str:
         """The adversary, and what it must not know."""
         return f"{self.promise.against}, but not the batches" if samples(self.releases) else self.promise.against
@@ -209,4 +213,6 @@ class Private(Layer):
         seeded = "noise and batches come" if samples(self.releases) else "the noise comes"
         simulated = f"; simulated: {seeded} from the run's seed" if self.promise.simulated else ""
         made = self.promise
-        return f"ε = {made.epsilon:g} at δ = {made.delta:g}; unit: {UNIT}; against {self.against}{simulated}"
+        return (
+            f"ε = {made.epsilon:g} at δ = {made.delta:g}; unit: {UNITS[self.unit]}; against {self.against}{simulated}"
+        )

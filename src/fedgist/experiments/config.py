@@ -154,7 +154,8 @@ class RunConfig:
     record: tuple[str, ...] = _kept((), "Message types of which the encoded messages are kept.", flag="TYPES")
     epsilon: float | None = _private(
         None,
-        "Budget ε of every client's data in this run, for a record added or removed; none: no guarantee.",
+        "Budget ε of every client's data in this run, for a record (dp-fedavg: a client) added or removed; none: no "
+        "guarantee.",
         above=0,
         flag="X",
     )

@@ -21,7 +21,7 @@ from fedgist.engines.engine import Engine
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json
-from fedgist.families.local_training import LocalOptions
+from fedgist.families.local_training import TrainingOptions
 from fedgist.learning.evaluation import scores
 from fedgist.options import options
 
@@ -167,6 +167,6 @@ def alone_in(folder: RunFolder) -> Parts:
 def alone(config: RunConfig) -> RunConfig:
     """`independent` on the same ground: the same data, models, rounds and local training, where the method has any."""
     shared, known = options(RunConfig), options(methods.find(ALONE).Config)
-    trains = issubclass(methods.find(config.method).Config, LocalOptions)  # else an option may mean something else
+    trains = issubclass(methods.find(config.method).Config, TrainingOptions)  # else an option may mean something else
     kept = {key: value for key, value in configs.flat(config).items() if key in shared or (trains and key in known)}
     return configs.resolve(kept, {"method": ALONE, "topology": None, "record": (), "finish": None})

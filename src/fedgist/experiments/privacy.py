@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.dp import accountant, budget, randomness
+from fedgist.dp.accountant import CLIENT, UNITS
 from fedgist.dp.budget import Book, Limit, Plan
-from fedgist.dp.releases import Declared, Noisy, declared, declares, trains
+from fedgist.dp.releases import Declared, Noisy, declared, declares, trains, unit
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
 from fedgist.experiments.config import RunConfig
@@ -79,6 +81,39 @@ def excess(made: Promise, clients: int) -> float:
     return math.sqrt(clients / made.mechanism.addends)
 
 
+def over_signal(method: Method, config: RunConfig, clients: int) -> float:
+    """Where clients are the unit: how far noise moves the model in all rounds, over how far updates can at most.
+
+    In the mean over n clients a round's noise has the norm f z C √D/n, and is another in every round: over R rounds it
+    leads √R times as far. Updates of norm C lead R C far, where all agree and go straight on.
+    """
+    made = promise(dataclasses.replace(config, clients=clients), simulated=True)
+    assert made is not None
+    noise = excess(made, clients) * config.options.noise_multiplier
+    return float(noise * math.sqrt(method.model.size / config.rounds) / clients)
+
+
+def _check_clients(method: Method, config: RunConfig, releases: Declared, made: Promise) -> None:
+    """Refuses to hide clients where they are too few for anything to be learned, or says that it is so."""
+    n, rounds, size = config.clients, config.rounds, method.model.size
+    if unit(releases) != CLIENT or (ratio := over_signal(method, config, n)) <= 1:
+        return
+    enough = bisect_left(range(1 << 40), -1.0, lo=n, key=lambda clients: -over_signal(method, config, clients))
+    mean = ratio * math.sqrt(rounds)
+    told = (
+        f"{n:,} clients are too few to hide each of them with all of its records at ε = {config.epsilon:g}: noise of "
+        f"{mean * n / math.sqrt(size):.3g} C in a round's sum of {size:,} numbers moves their mean by {mean:.3g} C, "
+        f"√{size}/{n} times it, and the model by {ratio * rounds:.3g} C in {rounds:,} rounds, √{rounds} times that: "
+        f"updates of norm C move it by {rounds:,} C at most; {enough:,} clients could move it as far as the noise"
+    )
+    if not getattr(config.options, "few_clients", False):
+        other = "dp_noise=sum, " if made.noise == "local" else ""
+        raise FedgistError(
+            f"{told}. Or take {other}a larger epsilon, a smaller model, or few_clients=true to see it fail"
+        )
+    log.warning(f"{told}; with few_clients=true it runs all the same")
+
+
 def simulated(
     method: Method, inputs: Inputs, config: RunConfig, inner: Layer | None, device: torch.device
 ) -> Layer | None:
@@ -88,9 +123,12 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
-    if warning := budget.risky(config.delta, max(data.n for data in inputs.sites.values())):
+    _check_clients(method, config, releases, made)
+    whose = unit(releases)
+    number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
+    if warning := budget.risky(config.delta, number, whose):
         log.warning(warning)
-    limit = Limit(made.epsilon, made.delta, plan_of(config))
+    limit = Limit(made.epsilon, made.delta, plan_of(config), whose)
 
     def site(id: str) -> PrivateSite:
         def draw(exchange: Exchange, tag: str) -> randomness.Noise:
@@ -109,7 +147,9 @@ def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | No
         return inner
     releases = declared(method, config.method)
     _check_noise(releases, made)
-    return Private(inner or Plain(), made, releases, {}, Limit(made.epsilon, made.delta, plan_of(config)))
+    _check_clients(method, config, releases, made)
+    limit = Limit(made.epsilon, made.delta, plan_of(config), unit(releases))
+    return Private(inner or Plain(), made, releases, {}, limit)
 
 
 def _check_noise(releases: Declared, made: Promise) -> None:
@@ -124,22 +164,24 @@ def keep_books(layer: Layer, folder: RunFolder) -> None:
     """From now on what is released is written down in the run's folder."""
     if isinstance(layer, Private):
         for id, site in layer.sites.items():
-            site.book = Book(folder.privacy / f"{id}.jsonl")
+            site.book = Book(folder.privacy / f"{id}.jsonl", synced=False)
 
 
 def told(layer: Layer) -> dict[str, Any]:
     """What the row of a round says."""
-    return {"epsilon": layer.spent()} if isinstance(layer, Private) else {}
+    return {"epsilon": layer.spent(), "unit": layer.unit} if isinstance(layer, Private) else {}
 
 
-def promised(layer: Layer) -> dict[str, Any] | None:
+def promised(layer: Layer, method: Method, config: RunConfig) -> dict[str, Any] | None:
     """What the result says: ε with all that belongs to it; None where there is none."""
     if not isinstance(layer, Private):
         return None
     made = layer.promise
-    about: dict[str, Any] = {"unit": budget.UNIT, "against": layer.against, "simulated": made.simulated}
+    about: dict[str, Any] = {"unit": UNITS[layer.unit], "against": layer.against, "simulated": made.simulated}
     if made.noise == "sum" and layer.sites:
         about["noise over that of one trusted party"] = excess(made, len(layer.sites))
+    if layer.unit == CLIENT:
+        about["noise over the most that clients can move"] = over_signal(method, config, config.clients)
     return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
 
 

@@ -99,7 +99,7 @@ def standing(row: dict[str, Any]) -> str:
     accuracy = row.get("accuracy")
     parts = [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
     parts += [f"up {size(row['bytes_up'])}", f"down {size(row['bytes_down'])}"]
-    parts += [f"ε {row['epsilon']:.3g}"] if row.get("epsilon") is not None else []
+    parts += [f"ε {row['epsilon']:.3g} for a {row['unit']}"] if row.get("epsilon") is not None else []
     return ", ".join(parts + ["skipped"] * bool(row.get("skipped")))
 
 

@@ -370,7 +370,7 @@ class _Run:
                 **dataclasses.asdict(self.engine.ledger.totals()),
                 "state_sha256": self.engine.digest(),
                 "citation": self.method.citation,
-                "privacy": privacy.promised(self.engine.layer),
+                "privacy": privacy.promised(self.engine.layer, self.method, self.config),
                 "fairness": fairness.as_json(fairness.summary(accuracies, self.alone)),
             }
             results.save(result, folder, about)

@@ -26,8 +26,8 @@ from fedgist.options import Role, only_images, option
 
 
 @dataclass(frozen=True)
-class LocalOptions:
-    """How a client trains on its own data; method configurations inherit these."""
+class TrainingOptions:
+    """How a client trains on its own data."""
 
     steps: int = option(
         0,
@@ -64,30 +64,6 @@ class LocalOptions:
         (), "Rounds after which the schedule steps multiplies the rate by decay, as in 250,400.", low=1, role=Role.LATER
     )
 
-    record_clip: float = option(
-        1.0, "With noise_multiplier: largest norm of the gradient of a record.", above=0, role=Role.LATER
-    )
-    sampling: float = option(
-        0.1,
-        "With noise_multiplier: the chance of a record to be in a batch. Sums are divided by `batch`, whatever is in "
-        "them.",
-        above=0,
-        high=1,
-        role=Role.LATER,
-    )
-    noise_multiplier: float = option(
-        0.0,
-        "Train by DP-SGD: deviation of a step's noise over record_clip; 0: in a private run the least that ε allows in "
-        "all rounds, otherwise no noise.",
-        low=0,
-        role=Role.LATER,
-    )
-
-    @property
-    def private_steps(self) -> int:
-        """Steps a round of DP-SGD: as many as are given, or in which a record is met `epochs` times on average."""
-        return self.steps or math.ceil(self.epochs / self.sampling)
-
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (the first is 1)."""
         if self.schedule == "exponential":
@@ -116,6 +92,35 @@ class LocalOptions:
             )
         index = plan["index"]
         return plan | {"moves": draw_moves(tuple(index.shape), self.crop, self.flip, rng("moves")).to(index.device)}
+
+
+@dataclass(frozen=True)
+class LocalOptions(TrainingOptions):
+    """The same, and by DP-SGD where a run is private; most configurations of methods inherit these."""
+
+    record_clip: float = option(
+        1.0, "With noise_multiplier: largest norm of the gradient of a record.", above=0, role=Role.LATER
+    )
+    sampling: float = option(
+        0.1,
+        "With noise_multiplier: the chance of a record to be in a batch. Sums are divided by `batch`, whatever is in "
+        "them.",
+        above=0,
+        high=1,
+        role=Role.LATER,
+    )
+    noise_multiplier: float = option(
+        0.0,
+        "Train by DP-SGD: deviation of a step's noise over record_clip; 0: in a private run the least that ε allows in "
+        "all rounds, otherwise no noise.",
+        low=0,
+        role=Role.LATER,
+    )
+
+    @property
+    def private_steps(self) -> int:
+        """Steps a round of DP-SGD: as many as are given, or in which a record is met `epochs` times on average."""
+        return self.steps or math.ceil(self.epochs / self.sampling)
 
 
 def trainer(options: LocalOptions, model: Model, loss: Loss = cross_entropy) -> Trainer:
@@ -155,11 +160,11 @@ class Learner(Hashable, Protocol):
     ) -> tuple[Params, Tree]: ...
 
 
-def plan_of(options: LocalOptions, learner: Learner, me: Site, steps: int = 0) -> Batches:
+def plan_of(options: TrainingOptions, learner: Learner, me: Site, steps: int = 0) -> Batches:
     """The batches of one round; those of DP-SGD, so many steps or `options.private_steps`, come from what only the site
     knows, and so does the noise. In a simulation both come from the run's seed.
     """
-    if not isinstance(learner, PrivateTrainer):
+    if not (isinstance(learner, PrivateTrainer) and isinstance(options, LocalOptions)):
         return options.plan(me.data, me.rng("batches"))
     steps, device = steps or options.private_steps, me.data.y.device
     plan = poisson(me.data.n, steps, options.sampling, bits_of(me, "batches"))
@@ -186,7 +191,7 @@ def _fresh(learner: Learner, form: tuple[tuple[str, torch.Size, torch.dtype, tor
 
 
 async def train(
-    options: LocalOptions,
+    options: TrainingOptions,
     learner: Learner,
     me: Site,
     w: Params,

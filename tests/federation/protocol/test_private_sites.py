@@ -20,7 +20,7 @@ from fedgist.core.method import NoOptions
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import accountant
-from fedgist.dp.accountant import Release
+from fedgist.dp.accountant import CLIENT, Release
 from fedgist.dp.budget import Book, Limit
 from fedgist.engines import executor
 from fedgist.engines.layer import Plain
@@ -114,6 +114,25 @@ def test_budgets_end_a_run_at_the_right_round(tmp_path: Path, caplog: pytest.Log
     books = [Book(tmp_path / id / "privacy.jsonl").releases for id in "abc"]
     assert [[one.times for one in book] for book in books] == [[2]] * 3
     assert 2 < accountant.epsilon(books[0], 1e-5) < 3
+
+
+def test_a_run_that_hides_clients_is_charged_to_a_budget_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At noise z a round costs a client 1/z, and each of its records 2/z, whoever says otherwise: μ² = 4/z² a round."""
+    z = 8.0
+    hidden = {Total: fg.Sums({"counts": fg.Sum(1.0, 0.0)}, release=Release(z, unit=CLIENT))}
+    monkeypatch.setattr(Counting, "releases", hidden)
+    bears_two = accountant.epsilon([Release(z / 2, times=2)], 1e-5) * 1.01
+    sites = Sites(tmp_path, bears_two)
+    run = engine(sites)
+    run.layer.limit = Limit(PROMISE.epsilon, PROMISE.delta, unit=CLIENT)  # type: ignore[attr-defined]
+    for _ in range(2):
+        assert run.run_round().answered == 3
+    with pytest.raises(fg.FedgistError, match="the privacy budget of this data set is spent"):
+        run.run_round()
+    (line, _) = (tmp_path / "a" / "privacy.jsonl").read_text().splitlines()
+    assert json.loads(line)["unit"] == "client" and json.loads(line)["noise"] == z
 
 
 def test_the_server_asks_nobody_for_more_than_its_run_promised(tmp_path: Path) -> None:
