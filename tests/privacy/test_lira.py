@@ -43,13 +43,13 @@ def test_confidence_is_the_logit_of_the_probability():
     assert found[0] == pytest.approx(float((p / (1 - p)).log()), rel=1e-5) and found[1] > 800
 
 
-def test_a_fitted_model_gives_its_samples_away():
+def test_a_fitted_model_gives_its_samples_away(tmp_path):
     """The planted leak: an MLP fitted to some thirty digits. Another run's model in its place gives nothing away."""
     overfit = {"epochs": 100, "steps": 0, "lr": 0.3, "limit": 60}
     settings = [word for name, value in overfit.items() for word in ("--set", f"{name}={value}")]
     arguments = ["attack", "lira", "fedavg", "--dataset", "digits", "--clients", "1", "--model", "mlp:hidden=32"]
     arguments += ["--runs", "8", "--rounds", "1", *settings]
-    result = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--out", "shadows", "--json"])
+    result = CliRunner().invoke(app, [*arguments, "--device", "cpu", "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["likelihood ratio"]["auc"] > 0.8 and abs(found["blind"]["auc"] - 0.5) < 0.1
