@@ -47,7 +47,7 @@ def test_the_error_of_what_is_left_out(ridge: float) -> None:
 def test_logits_are_the_first_newton_step_of_logistic_regression() -> None:
     """From weights of 0, on Σ cross-entropy + λ/2c ‖W‖², with the gradient and the Hessian that torch finds."""
     z, y = data()
-    (n, d), c, ridge = z.shape, y.shape[1], 0.3
+    d, c, ridge = z.shape[1], y.shape[1], 0.3
 
     def loss(flat: torch.Tensor) -> torch.Tensor:
         w, b = flat[: d * c].view(d, c), flat[d * c :]
