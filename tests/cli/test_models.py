@@ -61,8 +61,10 @@ def test_a_run_is_finished_later(test_file: str) -> None:
     plain = json.loads(fedgist_says("run", "fedavg", *COMMON, "--alpha", "0.1", "--out", "run")[0])
     said = json.loads(fedgist_says("finish", "run", "gist+scattering:grid=2:scales=1", "--json", "--out", "done")[0])
     assert said["accuracy"] > plain["accuracy"] + 0.05 and said["bytes_up"] > plain["bytes_up"]
-    _, accuracy = fedgist_says("predict", "done", test_file)
+    rows, accuracy = fedgist_says("predict", "done", test_file)
     assert accuracy == f"accuracy  {said['accuracy']:.4f} ({round(said['accuracy'] * 359)} of 359)\n"
+    sure = [max(float(row[f"p{label}"]) for label in range(10)) for row in csv.DictReader(rows.splitlines())]
+    assert sum(sure) / len(sure) == pytest.approx(said["accuracy"], abs=0.08)  # 0.25 if scores passed as they are
     assert "and the finish `gist+scattering:grid=2:scales=1`" in Path("done/MODEL_CARD.md").read_text("utf-8")
     assert "choose another folder with --out" in fedgist_says("finish", "run", "--out", "done", code=2)[1]
     assert "finish must be gist" in fedgist_says("finish", "run", "fedavg", code=2)[1]

@@ -74,15 +74,14 @@ class Sites:
         self.sent += [*requests.values(), *answers.values()]
         return answers
 
-    def run(self, method: str, code: str = "", sites: int = 2) -> Result:
+    def run(self, method: str, code: str = "", sites: int = 2, **options: Any) -> Result:
         @contextlib.contextmanager
         def connected() -> Iterator[Any]:
             yield self
 
         def config(known: dict[str, Any]) -> Any:
-            return resolve(
-                {"method": method, "model": "mlp:hidden=16", "rounds": 2, "steps": 2, "device": "cpu"}, known
-            )
+            given = options or {"steps": 2}
+            return resolve({"method": method, "model": "mlp:hidden=16", "rounds": 2, "device": "cpu", **given}, known)
 
         self.settled = runs.settle(list(self.hosts), config, self.folder / method, False, code)
         return runs.run([], connected, self.settled, None, False, Patience(sites=sites), Silent())
@@ -129,6 +128,20 @@ def test_one_module_of_everybodys_is_averaged(package: str, tmp_path: Path) -> N
     assert fedgist.load(tmp_path / "fedavg", module=net.module(here.weights)).out.weight.equal(
         here.weights["out.weight"]
     )
+
+
+def test_one_module_of_everybodys_is_the_feature_map_of_gist(package: str, tmp_path: Path) -> None:
+    """As it begins, so that weights of elsewhere are a frozen map; nothing of it travels but a fingerprint."""
+    sites = Sites(tmp_path, dict.fromkeys("ab", f"{package}:net"))
+    found = sites.run("gist", f"{package}:net", features="model")
+    assert not any(package.encode() in data for data in sites.sent)
+    net = own_code.load(f"{package}:net", (1, 8, 8), 10)
+    inputs = sites.settled.inputs
+    held = {id: site_setup.client_data(tmp_path / id / "digits", inputs.task) for id in sites.hosts}
+    data = {id: (one.x, one.y) for id, one in held.items()}
+    here = fedgist.run("gist", net.module(net.init(Rng(0))), data, inputs.test, features="model", device="cpu")
+    assert found.accuracy == here.accuracy > 0.5
+    assert torch.allclose(found.state["weight"], here.state["weight"], rtol=1e-3)
 
 
 def test_who_has_other_code_or_none_is_named_and_left_out(

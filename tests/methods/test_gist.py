@@ -114,6 +114,20 @@ def test_lambda_from_the_sums_is_the_same_for_every_split() -> None:
     assert found[0]["accuracy"] > best - 0.01
 
 
+def test_it_is_as_sure_as_it_is_right() -> None:
+    """The calibration error is small for every split, and nothing is classified otherwise than by zW + ȳ."""
+    inputs = digits()[0]
+    for parts in splits().values():
+        engine = federation(parts, {**SMALL, "ridge": "sums"})
+        engine.run_round()
+        assert engine.evaluate(inputs.test)["calibration_error"] < 0.06
+        model, state = engine.method.model, engine.state
+        w = engine.method.weights(state)
+        plain = {**w, "head.weight": state["weight"], "head.bias": state["intercept"]}
+        found, wanted = (model(one, inputs.test[0]).logits.argmax(1) for one in (w, plain))
+        assert torch.equal(found, wanted)
+
+
 def test_lambda_by_hits_of_samples_held_out() -> None:
     """The hits that clients count are those that all their held-out samples give, so λ is what they say."""
     parts = list(splits()["ten alike"])

@@ -3,7 +3,7 @@
     public   feature map φ (a name and a seed) with ‖φ‖ ≤ 1, clip C
     ask 1    client: (Σ φ(x), Σ y)                                         sum → n, mean μ, prior ȳ
     ask 2    client: z = clip_C(φ(x) − μ) / C;  (Σ z zᵀ, Σ z (y − 1/c)ᵀ)    sum → S, V
-    server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, W and ȳ are the model
+    server   W = (S₊ + λ I)⁻¹ V, with the intercept ȳ                       φ, μ, C, cW and cȳ are the model
 
 Sums over clients are sums over the union, so how the data are split changes nothing but rounding: neither label skew,
 nor sizes, nor how many clients there are. No client trains. Once all clients have answered, nobody is asked again.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model, usual
-from fedgist.learning.ridge import Ridge, ridge_of, symmetric
+from fedgist.learning.ridge import Ridge, as_logits, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
 SMALL = (fg.float64, fg.float32)
@@ -203,7 +203,7 @@ class Gist(fg.Method[Config]):
         return await fg.scores(self.model, self.weights(state), test)
 
     def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
-        mean, weight, intercept = state["mean"], state["weight"], state["intercept"]
+        mean, (weight, intercept) = state["mean"], as_logits(state["weight"], state["intercept"])
         if self.folded:  # (φ − μ) W + ȳ = φ W + (ȳ − μ W)
             last = self.net.classifier
             return {**state["w"], f"{last}.weight": weight.T, f"{last}.bias": intercept - mean @ weight}
