@@ -103,8 +103,8 @@ def _check_clients(method: Method, config: RunConfig, releases: Declared, made: 
     told = (
         f"{n:,} clients are too few to hide each of them with all of its records at ε = {config.epsilon:g}: noise of "
         f"{mean * n / math.sqrt(size):.3g} C in a round's sum of {size:,} numbers moves their mean by {mean:.3g} C, "
-        f"√{size}/{n} times it, and the model by {ratio * rounds:.3g} C in {rounds:,} rounds, √{rounds} times that: "
-        f"updates of norm C move it by {rounds:,} C at most; {enough:,} clients could move it as far as the noise"
+        f"√{size}/{n} times it, and the model by {ratio * rounds:.3g} C in {rounds:,} rounds, √{rounds} times that; "
+        f"updates of norm C move it by {rounds:,} C at most, and {enough:,} clients could move it as far as the noise"
     )
     if not getattr(config.options, "few_clients", False):
         other = "dp_noise=sum, " if made.noise == "local" else ""
