@@ -8,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
+from fedgist.dp.accountant import MissingLibrary
+from fedgist.dp.budget import known_plans
+from fedgist.experiments import config as configs
 from fedgist.experiments import leak_table
 
 TINY = ("attack", "table", "--dataset", "digits", "--limit", "150", "--effort", "2", "--device", "cpu")
@@ -70,6 +73,27 @@ def test_what_breaks_takes_no_other_row_with_it(monkeypatch):
     monkeypatch.setattr(leak_table, "one", made)
     assert call(*TINY, "--only", "gist").stdout.startswith("gist, grid=3, held out: ")
     assert read()["rows"].keys() == {"fedavg, MLP, one step of 8", "gist"}
+
+
+def test_a_library_that_lacks_is_no_refusal(monkeypatch):
+    def lacking(cell: leak_table.Cell) -> dict:
+        raise MissingLibrary
+
+    monkeypatch.setattr(leak_table, "one", lacking)
+    assert "pip install 'fedgist[privacy]'" in call(*TINY, "--only", "fedavg, ε = 8", code=2).stderr
+    assert not read()["rows"] and not any(read()["trials"].values())
+
+
+def test_private_rows_need_no_library():
+    """Plans for all of them come with fedgist."""
+    for dataset in ("digits", "mnist5k", "mnist", "fashion-mnist", "cifar10"):
+        for row in leak_table.rows_of(dataset).values():
+            if {"epsilon", "sampling"} <= row.keys():
+                layer = {name: value[0] if isinstance(value, list) else value for name, value in row.items()}
+                config = configs.resolve(layer, profile="small")
+                steps = config.rounds * config.options.private_steps
+                asked = (config.epsilon, config.delta, config.options.sampling, steps)
+                assert any(plan.fits(*asked) for plan in known_plans()), asked
 
 
 def test_a_process_that_dies_is_told(monkeypatch):

@@ -22,6 +22,7 @@ from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Content, schema_of
 from fedgist.core.method import who_sees_what
+from fedgist.dp.accountant import MissingLibrary
 from fedgist.experiments import config as configs
 from fedgist.experiments import curiosity, provenance, runner
 from fedgist.experiments.config import RunConfig
@@ -171,6 +172,8 @@ def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
     start = time.perf_counter()
     try:
         found = one(cell)
+    except MissingLibrary as lacking:  # of this machine, and no refusal of the method's
+        found = {"broken": str(lacking)}
     except FedgistError as refused:
         found = {"refused": str(refused)}
     except Exception as error:  # one run must not take all others with it
