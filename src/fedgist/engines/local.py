@@ -23,7 +23,7 @@ from fedgist.core.rows import Leaves, Part, Replies, by_stack, join
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answer, client_rng
 from fedgist.engines.layer import Layer, Unfit
-from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
+from fedgist.engines.scheduler import Executor, Finished, Role, counting, seldom_collected, until_ask
 
 REPLIES_TOGETHER = {"cpu": 1 << 27, "cuda": 1 << 32}
 """Bytes of replies that are held before they are added up."""
@@ -219,8 +219,8 @@ class LocalEngine(Engine):
         self.count_all("down", sent)
         return deliveries
 
-    async def _answer(self, handler: Handler, site: Site, msg: Any) -> Any:
-        return await counting(answer(self.method, handler, site, msg), self.steps.append)
+    def _answer(self, handler: Handler, site: Site, msg: Any) -> Role:
+        return counting(answer(self.method, handler, site, msg), self.steps.append)
 
     def take_in(self, ask: Ask, deliveries: Sequence[Delivery]) -> None:
         """Count the replies of a group; what is summed is kept of the groups before as a sum."""
@@ -355,9 +355,11 @@ def _own(leaf: Any) -> Any:
 
 def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:
     """One round of several federations (several seeds of a run) together, so that an executor may stack them."""
-    begun = [(engine, engine.begin_round()) for engine in engines]
-    outcomes = iter(_run_together([(engine, node, role) for engine, roles in begun for node, role in roles.items()]))
-    return [engine.end_round({node: next(outcomes) for node in roles}) for engine, roles in begun]
+    with seldom_collected():
+        begun = [(engine, engine.begin_round()) for engine in engines]
+        runs = [(engine, node, role) for engine, roles in begun for node, role in roles.items()]
+        outcomes = iter(_run_together(runs))
+        return [engine.end_round({node: next(outcomes) for node in roles}) for engine, roles in begun]
 
 
 def _run_together(runs: Sequence[tuple[LocalEngine, str, Role]]) -> list[Any]:

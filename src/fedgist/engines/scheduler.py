@@ -1,5 +1,6 @@
 """The scheduler: drives the coroutines of methods, and the interface of the executors that do their work."""
 
+import gc
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from fedgist.core.federation import Ask
 from fedgist.core.work import Place, Scan, execute, length
 
 Role = Coroutine[Any, Any, Any]
+
+OBJECTS = 200_000
+"""New objects after which Python's collector looks for cycles among them while a round runs."""
 
 
 class Executor(Protocol):
@@ -60,6 +64,18 @@ def gpu_arithmetic(place: Place) -> Iterator[None]:
     finally:
         for (module, name, _), old in zip(settings, before, strict=True):
             setattr(module, name, old)
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Python's collector waits: a round makes many objects that live as long as it does, and no cycles, but one look in
+    several goes through all that the process holds, and takes longer than a round."""
+    now, *older = gc.get_threshold()
+    gc.set_threshold(now and max(now, OBJECTS), *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(now, *older)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedgist.core.work import Chunks, Place, Pool, Scan, execute
 from fedgist.engines.stacked import programs
 from fedgist.engines.stacked.columns import PoolCache
-from fedgist.engines.stacked.flat_work import flatten
+from fedgist.engines.stacked.flat_work import Forms
 from fedgist.engines.stacked.grouping import Group
 
 HERE = Place()
@@ -27,7 +27,7 @@ def test_a_stack_of_one_client(made: bool) -> None:
 
     xs = Chunks(plan, 0, 40) if made else plan(0, 0, 40)
     works = [Scan(step, {"w": torch.ones(3)}, xs, (Pool(x=torch.arange(n)), torch.tensor(0.9))) for n in (5, 8)]
-    groups = [Group([flatten(work, HERE)]) for work in works]
+    groups = [Group([Forms(HERE).flatten(work)]) for work in works]
     call = programs.Vectorised(groups[0])
     quick = programs.trace(call, groups[0], HERE, PoolCache())
     for work, group in zip(works, groups, strict=True):
