@@ -18,7 +18,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
-from fedgist.core.method import Handler, Method
+from fedgist.core.method import Method
 from fedgist.core.rows import Leaves, Part, Replies, by_stack, join
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answer, client_rng
@@ -214,13 +214,10 @@ class LocalEngine(Engine):
             if self.layer.wraps:
                 self.layer.site(name).hear(self.here, type(msg), shown())
             site, before = self._site(name)
-            start = partial(self._answer, handler, site, received)
+            start = partial(counting, partial(answer, self.method, handler, site, received), self.steps.append)
             deliveries.append(Delivery(site, start, before, invitation))
         self.count_all("down", sent)
         return deliveries
-
-    def _answer(self, handler: Handler, site: Site, msg: Any) -> Role:
-        return counting(answer(self.method, handler, site, msg), self.steps.append)
 
     def take_in(self, ask: Ask, deliveries: Sequence[Delivery]) -> None:
         """Count the replies of a group; what is summed is kept of the groups before as a sum."""

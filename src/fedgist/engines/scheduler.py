@@ -86,9 +86,9 @@ class Finished:
 
 
 @types.coroutine
-def counting(role: Role, count: Callable[[int], None]) -> Generator[Any, Any, Any]:
+def counting(start: Callable[[], Role], count: Callable[[int], None]) -> Generator[Any, Any, Any]:
     """A coroutine as it is; of every loop that it hands to the executor, `count` is told the number of steps."""
-    value = None
+    role, value = start(), None
     try:
         while True:
             request = role.send(value)
