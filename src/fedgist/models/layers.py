@@ -151,7 +151,7 @@ class Linear(Layer):
         def step(w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
             if tap is not None:
                 tap.entering[name] = x
-            if stacked():  # vmap would multiply the bias by one first
+            if stacked() and x.is_cuda:  # vmap would multiply the bias by one first
                 return x @ w[weight].mT + w[bias]
             return F.linear(x, w[weight], w[bias])
 

@@ -1,6 +1,7 @@
 """What is the same computation."""
 
 import math
+import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -92,6 +93,14 @@ def test_of_a_form_that_is_known_no_tensor_is_mistaken() -> None:
     assert found.key is first.key
     assert all(a is b for a, b in zip(found.consts, other.values(), strict=True))
     assert grouped(Compute(len, (math.nan,)), Compute(len, (math.nan,))) == 1
+
+
+def test_a_form_keeps_no_tensor() -> None:
+    forms, w = Forms(HERE), weights()
+    forms.flatten(Scan(len, ({"w": w}, [w["w1"]]), Pool(x=torch.zeros(2, 3)), (w, 1.0)))
+    held = [weakref.ref(x) for x in w.values()]
+    del w
+    assert not any(ref() is not None for ref in held)
 
 
 def test_many_forms() -> None:

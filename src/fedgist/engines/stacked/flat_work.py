@@ -157,28 +157,31 @@ def _taker(node: Tree, place: Place, tokens: list[Hashable], pooled: list[bool],
     """
     kind = type(node)
     if isinstance(node, Tensor):
-        form = _form(node, rows)
-        tokens += (place.dtype, form[1]) if node.is_floating_point() else form
+        dtype, shape = node.dtype, node.shape[1:] if rows else node.shape
+        tokens += (place.dtype if node.is_floating_point() else dtype, shape)
         pooled.append(rows)
 
         def take(other: Tree, found: list[Tensor]) -> bool:
             found.append(other)
-            return _form(other, rows) == form
+            alike = isinstance(other, Tensor) and other.dtype == dtype
+            return alike and (other.shape[1:] if rows else other.shape) == shape
 
     elif isinstance(node, dict):
-        rows, names, keys = rows or isinstance(node, Pool), sorted(node), node.keys()
+        rows, names, keys = rows or isinstance(node, Pool), sorted(node), frozenset(node)
         tokens.append((kind, *names))
         parts = [_taker(node[name], place, tokens, pooled, rows) for name in names]
-        tensors = [leaf for leaf in node.values() if isinstance(leaf, Tensor)]
-        forms = [_form(node[name], rows) for name in names] if len(tensors) == len(names) else None
+        tensors = [node[name] for name in names if isinstance(node[name], Tensor)]
+        dtypes, shapes = [x.dtype for x in tensors], [x.shape[1:] if rows else x.shape for x in tensors]
 
         def take(other: Tree, found: list[Tensor]) -> bool:
             if type(other) is not kind or other.keys() != keys:
                 return False
-            if forms is None:
+            if len(dtypes) < len(names):
                 return all(part(other[name], found) for name, part in zip(names, parts, strict=True))
-            found += (leaves := [other[name] for name in names])  # all at once, as most of what clients hold
-            return [_form(leaf, rows) for leaf in leaves] == forms
+            leaves = [other[name] for name in names]  # all at once: most of what clients hold are dicts of tensors
+            found += leaves
+            alike = [x.dtype for x in leaves if isinstance(x, Tensor)] == dtypes
+            return alike and [x.shape[1:] if rows else x.shape for x in leaves] == shapes
 
     elif isinstance(node, (list, tuple)):
         tokens.append((kind, len(node)))
@@ -196,8 +199,3 @@ def _taker(node: Tree, place: Place, tokens: list[Hashable], pooled: list[bool],
             return other is node or (type(other) is kind and by_value(other) == value)
 
     return take
-
-
-def _form(leaf: Any, rows: bool) -> Any:
-    """What of a tensor must be the same for all clients; None for anything else."""
-    return (leaf.dtype, leaf.shape[1:] if rows else leaf.shape) if isinstance(leaf, Tensor) else None

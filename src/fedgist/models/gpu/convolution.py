@@ -20,17 +20,24 @@ from fedgist.models.gpu.stacking import run_stacked
 
 Pair = tuple[int, int]
 
-LARGEST_COPIED_PATCH = 256
-"""Numbers in a patch up to which copying the patches out costs less than a grouped convolution."""
+LARGEST_COPIED_PATCH = {True: 256, False: 2048}
+"""Numbers in a patch up to which copying the patches out costs less than a grouped convolution, with TF32 and without:
+then cuDNN starts kernels for every single client."""
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """torch.conv2d."""
-    if stacked() and x.is_cuda and weight[0].numel() <= LARGEST_COPIED_PATCH:
+    if stacked() and x.is_cuda and weight[0].numel() <= LARGEST_COPIED_PATCH[uses_tf32()]:
         return by_patches(x, weight, bias, stride, padding)
     if x.is_cuda and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         return by_channels_last(x, weight, bias, stride, padding)
     return torch.conv2d(x, weight, bias, stride, padding)
+
+
+def uses_tf32() -> bool:
+    """Whether torch may round the inputs of convolutions at the moment."""
+    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
+    return torch.backends.cudnn.allow_tf32 if conv is None else bool(conv.fp32_precision == "tf32")
 
 
 def growth_of(side: int, padding: int) -> int:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from fedgist.models.gpu.convolution import growth_of
+from fedgist.models.gpu.convolution import growth_of, uses_tf32
 from fedgist.models.gpu.stacking import run_stacked
 
 TILE, BACKWARD_TILE = 8192, 4096
@@ -73,9 +73,7 @@ def conv_norm_relu_pool(
 
 def _precision() -> str:
     """What torch computes convolutions in at the moment, as Triton calls it."""
-    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
-    tf32 = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
-    return "tf32" if tf32 else "ieee"
+    return "tf32" if uses_tf32() else "ieee"
 
 
 def _pooled(x: Tensor, channels: int, height: int, width: int, flat: bool) -> Tensor:
