@@ -1,7 +1,6 @@
 """What is the same computation."""
 
-import math
-import weakref
+import gc
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedgist.core.work import Compute, Place, Pool, Scan
-from fedgist.engines.stacked.flat_work import MOST_FORMS, FlatWork, Forms
+from fedgist.engines.stacked.flat_work import flatten
 
 HERE = Place()
 
@@ -29,17 +28,8 @@ class Affine:
         return self.slope * at
 
 
-def flatten(work: Any, place: Place = HERE) -> FlatWork:
-    return Forms(place).flatten(work)
-
-
 def grouped(*works: Any) -> int:
-    """How many computations these are: the same whether the forms of the others are known or not."""
-    forms = Forms(HERE)
-    found = len({forms.flatten(work).key for work in works})
-    assert found == len({flatten(work).key for work in works})
-    assert found == len({forms.flatten(work).key for work in reversed(works)})
-    return found
+    return len({flatten(work, HERE).key for work in works})
 
 
 def test_what_is_the_same_computation() -> None:
@@ -66,13 +56,13 @@ def weights(count: int = 6) -> dict[str, Tensor]:
     return {f"w{i}": torch.zeros(i + 1) for i in range(count)}
 
 
-def test_dicts_of_tensors() -> None:
-    """The same names, shapes and dtypes are the same form, whatever the tensors; all else makes another."""
-    w, forms = weights(), Forms(HERE)
-    first, again = (forms.flatten(Compute(len, (dict(w),))) for _ in range(2))
+def test_weights_that_come_again_are_recognised() -> None:
+    """A request for the very same tensors is what it was; another tensor, name, kind of dict or dtype makes another."""
+    w = weights()
+    first, again = (flatten(Compute(len, (dict(w),)), HERE) for _ in range(2))
     assert first.key == again.key
     assert all(a is b for a, b in zip(first.consts, again.consts, strict=True))
-    turned = forms.flatten(Compute(len, (dict(reversed(w.items())),)))
+    turned = flatten(Compute(len, (dict(reversed(w.items())),)), HERE)
     assert turned.key == first.key, "the order of insertion means nothing"
     assert all(a is b for a, b in zip(first.consts, turned.consts, strict=True))
     one, *others = w.values()
@@ -82,31 +72,24 @@ def test_dicts_of_tensors() -> None:
     assert grouped(Compute(len, (w,)), Compute(len, ({name + "'": x for name, x in w.items()},))) == 2, "other names"
     assert grouped(Compute(len, (w,)), Compute(len, (Pool(w),))) == 2, "a pool"
     assert flatten(Compute(len, (w,)), Place(dtype=torch.float64)).key != first.key, "another dtype to compute in"
-    assert flatten(Compute(len, (Pool(w),))).pooled == [True] * len(w)
-    assert flatten(Compute(len, (w,))).pooled == [False] * len(w)
+    assert flatten(Compute(len, (Pool(w),)), HERE).pooled == [True] * len(w)
+    assert flatten(Compute(len, (w,)), HERE).pooled == [False] * len(w)
 
 
-def test_of_a_form_that_is_known_no_tensor_is_mistaken() -> None:
-    forms, other = Forms(HERE), {name: torch.ones_like(x) for name, x in weights().items()}
-    first = forms.flatten(Compute(len, (weights(),)))
-    found = forms.flatten(Compute(len, (other,)))
-    assert found.key is first.key
-    assert all(a is b for a, b in zip(found.consts, other.values(), strict=True))
-    assert grouped(Compute(len, (math.nan,)), Compute(len, (math.nan,))) == 1
-
-
-def test_a_form_keeps_no_tensor() -> None:
-    forms, w = Forms(HERE), weights()
-    forms.flatten(Scan(len, ({"w": w}, [w["w1"]]), Pool(x=torch.zeros(2, 3)), (w, 1.0)))
-    held = [weakref.ref(x) for x in w.values()]
-    del w
-    assert not any(ref() is not None for ref in held)
-
-
-def test_many_forms() -> None:
-    """More than are remembered, again and again."""
-    works = [Compute(len, (torch.zeros(n),)) for n in range(MOST_FORMS + 4)]
-    assert grouped(*works, *works) == len(works)
+def test_weights_are_forgotten_with_the_first_tensor_that_dies() -> None:
+    """Another tensor, which may get its identity, is looked at. Many die, so that one of the places is taken again."""
+    many: list[dict[str, Any]] = [weights() for _ in range(100)]
+    keys, dead = [flatten(Compute(len, (w,)), HERE).key for w in many], {id(w["w0"]): i for i, w in enumerate(many)}
+    for w in many:
+        w["w0"] = None
+    gc.collect()
+    tried: list[Tensor] = []
+    while not tried or id(tried[-1]) not in dead:
+        assert len(tried) < 10_000, "no other tensor got the identity of a dead one"
+        tried.append(torch.zeros(9))
+    one = dead[id(tried[-1])]
+    many[one]["w0"] = tried[-1]
+    assert flatten(Compute(len, (many[one],)), HERE).key != keys[one]
 
 
 def test_scans_group_whatever_their_lengths() -> None:

@@ -20,7 +20,7 @@ from fedgist.core import tree
 from fedgist.core.work import Compute, Place, Scan, execute, length
 from fedgist.engines.scheduler import Role, gpu_arithmetic
 from fedgist.engines.stacked.columns import PoolCache
-from fedgist.engines.stacked.flat_work import FlatWork, Forms, Work
+from fedgist.engines.stacked.flat_work import FlatWork, Work, flatten
 from fedgist.engines.stacked.graphs import Captured, NotCapturable, capture
 from fedgist.engines.stacked.grouping import Group
 from fedgist.engines.stacked.programs import Call, Vectorised, first_line, run_compute, run_scan, trace
@@ -66,7 +66,7 @@ class Stacked:
         self._compile = compile
         self._graph_memory: Any = None
         self._threads = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
-        self._forms, self._pools = Forms(place), PoolCache()
+        self._pools = PoolCache()
         self._lock = threading.Lock()
         self._unstackable: set[Hashable] = set()
         self._large: dict[Hashable, bool] = {}  # whether a client's step fills the GPU
@@ -103,7 +103,7 @@ class Stacked:
             elif isinstance(work, Compute) and work.alone:
                 outcomes[i] = execute(work, self.place)
             else:
-                flat = self._forms.flatten(work)
+                flat = flatten(work, self.place)
                 groups.setdefault(flat.key, []).append((i, flat))
         chunks: list[list[tuple[int, FlatWork]]] = []
         for members in groups.values():

@@ -7,7 +7,8 @@ shapes, dtypes and everything that is not a tensor. Clients with different archi
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,121 +82,92 @@ class FlatWork(NamedTuple):
         return max([x.shape[0] for x in itertools.compress(self.consts, self.pooled)], default=0)
 
 
-class Forms:
-    """The forms of work that were met lately: clients' work is of few of them, so that all but its tensors is looked at
-    once, and not for every client and every call."""
-
-    def __init__(self, place: Place):
-        self._place = place
-        self._known: list[Form] = []
-
-    def flatten(self, work: Work) -> FlatWork:
-        kind = _kind(work)
-        for form in self._known:
-            if form.kind == kind and (flat := form.take(work)) is not None:
-                return flat
-        form = Form(kind, work, self._place)
-        self._known = [form, *self._known[: MOST_FORMS - 1]]
-        flat = form.take(work)
-        assert flat is not None
-        return flat
-
-
-MOST_FORMS = 16
-"""Forms that are remembered: to look through them costs less than to make one."""
-
-Take = Callable[[Tree, list[Tensor]], bool]
-"""Appends the tensors of a tree to a list, in the order of `tree.leaves`; False if it has another form."""
-
-
-class Form:
-    """A client's work without its tensors."""
-
-    def __init__(self, kind: Hashable, work: Work, place: Place):
-        self.kind = kind
-        tokens: list[Hashable] = [kind]
-        self._pooled: list[bool] = []
-        carry, xs, consts = _arguments(work)
-        self._takers = (
-            _taker(carry, place, tokens, []),
-            _taker(xs, place, tokens, [], rows=True),
-            _taker(consts, place, tokens, self._pooled),
-        )
-        self._key = Key(tokens)
-
-    def take(self, work: Work) -> FlatWork | None:
-        """The work flattened, if it has this form, all dtypes included; another form may have the same key."""
-        carry: list[Tensor] = []
-        xs: list[Tensor] = []
-        consts: list[Tensor] = []
-        for take, part, found in zip(self._takers, _arguments(work), (carry, xs, consts), strict=True):
-            if not take(part, found):
-                return None
-        steps = length(work.xs) if isinstance(work, Scan) else 1
-        return FlatWork(work, self._key, carry, xs, consts, self._pooled, steps)
-
-
-def _kind(work: Work) -> Hashable:
-    """The function, and what it is for."""
+def flatten(work: Work, place: Place) -> FlatWork:
+    carry: list[Tensor] = []
+    xs: list[Tensor] = []
+    consts: list[Tensor] = []
+    pooled: list[bool] = []
+    tokens: list[Hashable] = []
     if isinstance(work, Compute):
-        return Compute, by_value(work.fn)
-    return Chunks if isinstance(work.xs, Chunks) else Scan, by_value(work.step)
+        tokens.append(by_value(work.fn))
+        _collect(work.args, place, tokens, consts, pooled)
+        return FlatWork(work, Key(tokens), carry, xs, consts, pooled, 1)
+    made = isinstance(work.xs, Chunks)
+    tokens += [by_value(work.step), "made" if made else "given"]
+    _collect(work.carry, place, tokens, carry)
+    _collect(work.xs.make(work.xs.seed, 0, 1) if made else work.xs, place, tokens, xs, rows=True)
+    _collect(work.consts, place, tokens, consts, pooled)
+    return FlatWork(work, Key(tokens), carry, xs, consts, pooled, length(work.xs))
 
 
-def _arguments(work: Work) -> tuple[Tree, Tree, Tree]:
-    """What is carried, the inputs of the first step or of all, and what stays the same."""
-    if isinstance(work, Compute):
-        return (), (), work.args
-    xs = work.xs
-    return work.carry, xs.make(xs.seed, 0, 1) if isinstance(xs, Chunks) else xs, work.consts
+def _collect(
+    node: Tree,
+    place: Place,
+    tokens: list[Hashable],
+    tensors: list[Tensor],
+    pooled: list[bool] | None = None,
+    rows: bool = False,
+) -> None:
+    """Append the tensors of a tree to `tensors`, in the order of `tree.leaves`, and all else about it to `tokens`.
 
-
-def _taker(node: Tree, place: Place, tokens: list[Hashable], pooled: list[bool], rows: bool = False) -> Take:
-    """Takes the tensors of trees that are like this one, all else about which is appended to `tokens`.
-
-    With `rows`, and within a `Pool`, the first dimension of the tensors is free.
+    With `rows`, and within a `Pool`, the first dimension of the tensors is free. One pass, because it runs for every
+    client and every call.
     """
-    kind = type(node)
     if isinstance(node, Tensor):
-        dtype, shape = node.dtype, node.shape[1:] if rows else node.shape
-        tokens += (place.dtype if node.is_floating_point() else dtype, shape)
-        pooled.append(rows)
-
-        def take(other: Tree, found: list[Tensor]) -> bool:
-            found.append(other)
-            alike = isinstance(other, Tensor) and other.dtype == dtype
-            return alike and (other.shape[1:] if rows else other.shape) == shape
-
+        tensors.append(node)
+        if pooled is not None:
+            pooled.append(rows)
+        dtype = place.dtype if node.is_floating_point() else node.dtype
+        tokens += (dtype, node.shape[1:] if rows else node.shape)
     elif isinstance(node, dict):
-        rows, names, keys = rows or isinstance(node, Pool), sorted(node), frozenset(node)
-        tokens.append((kind, *names))
-        parts = [_taker(node[name], place, tokens, pooled, rows) for name in names]
-        tensors = [node[name] for name in names if isinstance(node[name], Tensor)]
-        dtypes, shapes = [x.dtype for x in tensors], [x.shape[1:] if rows else x.shape for x in tensors]
-
-        def take(other: Tree, found: list[Tensor]) -> bool:
-            if type(other) is not kind or other.keys() != keys:
-                return False
-            if len(dtypes) < len(names):
-                return all(part(other[name], found) for name, part in zip(names, parts, strict=True))
-            leaves = [other[name] for name in names]  # all at once: most of what clients hold are dicts of tensors
-            found += leaves
-            alike = [x.dtype for x in leaves if isinstance(x, Tensor)] == dtypes
-            return alike and [x.shape[1:] if rows else x.shape for x in leaves] == shapes
-
+        rows = rows or isinstance(node, Pool)
+        if len(node) >= MANY and not _are_rows(node) and (known := _recognise(node, place, rows)):
+            tokens += known.tokens
+            tensors += [node[name] for name in known.names]
+            if pooled is not None:
+                pooled += [rows] * len(known.names)
+            return
+        names = sorted(node)
+        tokens.append((type(node), *names))
+        for name in names:
+            _collect(node[name], place, tokens, tensors, pooled, rows)
     elif isinstance(node, (list, tuple)):
-        tokens.append((kind, len(node)))
-        takers = [_taker(value, place, tokens, pooled, rows) for value in node]
-
-        def take(other: Tree, found: list[Tensor]) -> bool:
-            alike = type(other) is kind and len(other) == len(takers)
-            return alike and all(part(value, found) for value, part in zip(other, takers, strict=True))
-
+        tokens.append((type(node), len(node)))
+        for value in node:
+            _collect(value, place, tokens, tensors, pooled, rows)
     else:
-        value = by_value(node)
-        tokens.append((kind, value))
+        tokens.append((type(node), by_value(node)))
 
-        def take(other: Tree, found: list[Tensor]) -> bool:
-            return other is node or (type(other) is kind and by_value(other) == value)
 
-    return take
+MANY = 4
+"""Tensors from which on it is cheaper to recognise a dict than to look at each of them."""
+
+
+def _are_rows(node: dict[str, Any]) -> bool:
+    """Whether tensors come out of a stack: who computed them asks once more at most, which is not worth remembering."""
+    return getattr(next(iter(node.values())), "_base", None) is not None
+
+
+class _FlatDict(NamedTuple):
+    """What `_collect` finds in a dict of tensors."""
+
+    names: list[str]
+    tokens: list[Hashable]
+    alive: list[weakref.ref[Tensor]]
+
+
+_known: dict[Hashable, _FlatDict] = {}
+"""Dicts of tensors by the identities of these, forgotten when the first dies: its identity may become another's."""
+
+
+def _recognise(node: dict[str, Any], place: Place, rows: bool) -> _FlatDict | None:
+    """A dict of tensors, looked at once: a client's weights come again, the very same, in thousands of exchanges."""
+    mark = (type(node), place.dtype, rows, *node, *map(id, node.values()))
+    if mark not in _known and all(isinstance(value, Tensor) for value in node.values()):
+        names = sorted(node)
+        tokens: list[Hashable] = [(type(node), *names)]
+        for name in names:
+            _collect(node[name], place, tokens, [], rows=rows)
+        alive = [weakref.ref(tensor, lambda _: _known.pop(mark, None)) for tensor in node.values()]
+        _known[mark] = _FlatDict(names, tokens, alive)
+    return _known.get(mark)
