@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def timed(source: Path, more: list[str]) -> dict[str, Any]:
-    """The report of benchmarks/engines.py with the code in `source`; where it fails, which is said, as far as it got."""
+    """The report of benchmarks/engines.py with the code in `source`; of one that fails, what it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         done = subprocess.run(
