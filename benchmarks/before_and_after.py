@@ -36,11 +36,13 @@ def timed(source: Path, more: list[str]) -> dict[str, Any]:
 
 def table(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Rows of Markdown: both parts of every model and engine that both versions have."""
-    lines = ["| | whole round before | after | training in it before | after |", "|---|---|---|---|---|"]
+    parts = list(next(iter(after.values()), {}))
+    head = ["", *(f"{part} {version}" for part in parts for version in ("before", "after"))]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for model in filter(after.get, before):
         old, new = before[model], after[model]
-        for way in new["round"]:
-            cells = [each[part].get(way) for part in new for each in (old, new)]
+        for way in new[parts[0]]:
+            cells = [each[part].get(way) for part in parts for each in (old, new)]
             shown = [f"{cell['ms']:.1f} ({cell['times_faster']:.3g}×)" if cell else "" for cell in cells]
             lines += [f"| {model}, {way} | {' | '.join(shown)} |"] if way != "usual" else []
     return "\n".join(lines)
