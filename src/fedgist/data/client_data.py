@@ -3,6 +3,8 @@
 import functools
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.core.task import Batches
 from fedgist.core.work import Pool
+
+IndexArray = npt.NDArray[np.int64]
 
 LARGE = 4096
 """A batch of more than this is never larger than the data; a smaller one is filled up: equal shapes can be stacked."""
@@ -29,7 +33,7 @@ class ClientData:
 
     @property
     def n(self) -> int:
-        return len(self.y)
+        return self.y.shape[0]
 
     @property
     def pool(self) -> Pool:
@@ -56,8 +60,8 @@ class ClientData:
         self._check_size(count * batch)
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
-        stream = self._passes(rng, -(-count * batch // self.n)).flatten()
-        return self._plan(stream[: count * batch].view(count, batch))
+        stream = self._passes(rng, -(-count * batch // self.n)).reshape(-1)
+        return self._plan(torch.from_numpy(stream[: count * batch].reshape(count, batch)))
 
     def epochs(self, rng: Rng, count: int, batch: int) -> Batches:
         """`count` passes, each reshuffled.
@@ -70,9 +74,9 @@ class ClientData:
         if self.n == 0:
             return self._plan(torch.empty(0, batch, dtype=torch.int64))
         batches = -(-self.n // batch)
-        position = torch.arange(batches * batch)
-        index = self._passes(rng, count)[:, position % self.n].view(count * batches, batch)
-        return self._plan(index, _mask(count, batches, batch, self.n))
+        position = np.arange(batches * batch)
+        index = self._passes(rng, count)[:, position % self.n].reshape(count * batches, batch)
+        return self._plan(torch.from_numpy(index), _mask(count, batches, batch, self.n))
 
     def _checked(self, count: int, batch: int) -> int:
         """The samples that a batch has, so that no plan is far larger than the data."""
@@ -86,9 +90,12 @@ class ClientData:
         if self.most is not None and samples > self.most:
             raise FedgistError(f"a batch plan of {samples:,} samples is more than the {self.most:,} that are allowed")
 
-    def _passes(self, rng: Rng, count: int) -> Tensor:
-        """`count` permutations of the samples, one a row, by sorting random keys: one call however short a pass is."""
-        return torch.rand(count, self.n, dtype=torch.float64, generator=rng.generator()).argsort(dim=1)
+    def _passes(self, rng: Rng, count: int) -> IndexArray:
+        """`count` permutations of the samples, one a row, by sorting random keys: one call however short a pass is.
+
+        numpy sorts several times faster than torch on a CPU.
+        """
+        return torch.rand(count, self.n, dtype=torch.float64, generator=rng.generator()).numpy().argsort(1)
 
     def _plan(self, index: Tensor, mask: Tensor | None = None) -> Batches:
         """On the host, from where an engine takes the plans of all clients in one go."""

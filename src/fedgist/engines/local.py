@@ -18,12 +18,12 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER, Answers, Ask, Site, TooFewAnswers
 from fedgist.core.ledger import Ledger
 from fedgist.core.message import tag_of
-from fedgist.core.method import Handler, Method
+from fedgist.core.method import Method
 from fedgist.core.rows import Leaves, Part, Replies, by_stack, join
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Engine, RoundReport, Sent, SiteFailure, answer, client_rng
 from fedgist.engines.layer import Layer, Unfit
-from fedgist.engines.scheduler import Executor, Finished, Role, counting, until_ask
+from fedgist.engines.scheduler import Executor, Finished, Role, counting, seldom_collected, until_ask
 
 REPLIES_TOGETHER = {"cpu": 1 << 27, "cuda": 1 << 32}
 """Bytes of replies that are held before they are added up."""
@@ -214,13 +214,10 @@ class LocalEngine(Engine):
             if self.layer.wraps:
                 self.layer.site(name).hear(self.here, type(msg), shown())
             site, before = self._site(name)
-            start = partial(self._answer, handler, site, received)
+            start = partial(counting, partial(answer, self.method, handler, site, received), self.steps.append)
             deliveries.append(Delivery(site, start, before, invitation))
         self.count_all("down", sent)
         return deliveries
-
-    async def _answer(self, handler: Handler, site: Site, msg: Any) -> Any:
-        return await counting(answer(self.method, handler, site, msg), self.steps.append)
 
     def take_in(self, ask: Ask, deliveries: Sequence[Delivery]) -> None:
         """Count the replies of a group; what is summed is kept of the groups before as a sum."""
@@ -355,9 +352,11 @@ def _own(leaf: Any) -> Any:
 
 def run_rounds(engines: Sequence[LocalEngine]) -> list[RoundReport]:
     """One round of several federations (several seeds of a run) together, so that an executor may stack them."""
-    begun = [(engine, engine.begin_round()) for engine in engines]
-    outcomes = iter(_run_together([(engine, node, role) for engine, roles in begun for node, role in roles.items()]))
-    return [engine.end_round({node: next(outcomes) for node in roles}) for engine, roles in begun]
+    with seldom_collected():
+        begun = [(engine, engine.begin_round()) for engine in engines]
+        runs = [(engine, node, role) for engine, roles in begun for node, role in roles.items()]
+        outcomes = iter(_run_together(runs))
+        return [engine.end_round({node: next(outcomes) for node in roles}) for engine, roles in begun]
 
 
 def _run_together(runs: Sequence[tuple[LocalEngine, str, Role]]) -> list[Any]:

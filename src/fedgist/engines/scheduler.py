@@ -1,5 +1,6 @@
 """The scheduler: drives the coroutines of methods, and the interface of the executors that do their work."""
 
+import gc
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from fedgist.core.federation import Ask
 from fedgist.core.work import Place, Scan, execute, length
 
 Role = Coroutine[Any, Any, Any]
+
+OBJECTS = 200_000
+"""New objects after which Python's collector looks for cycles among them while a round runs."""
 
 
 class Executor(Protocol):
@@ -62,6 +66,18 @@ def gpu_arithmetic(place: Place) -> Iterator[None]:
             setattr(module, name, old)
 
 
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Python's collector waits: a round makes many objects that live as long as it does, and no cycles, but one look in
+    several goes through all that the process holds, and takes longer than a round."""
+    now, *older = gc.get_threshold()
+    gc.set_threshold(now and max(now, OBJECTS), *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(now, *older)
+
+
 @dataclass(frozen=True)
 class Finished:
     """A round coroutine has returned."""
@@ -70,9 +86,9 @@ class Finished:
 
 
 @types.coroutine
-def counting(role: Role, count: Callable[[int], None]) -> Generator[Any, Any, Any]:
+def counting(start: Callable[[], Role], count: Callable[[int], None]) -> Generator[Any, Any, Any]:
     """A coroutine as it is; of every loop that it hands to the executor, `count` is told the number of steps."""
-    value = None
+    role, value = start(), None
     try:
         while True:
             request = role.send(value)

@@ -111,7 +111,8 @@ class SentWeights(PrivatelyTrained[Options]):
     def __init__(self, config: Options, task: Task, head_from: str | None = None):
         super().__init__(config, task)
         self.travel = Travel(config.share, config.batch_norm, head_from)
-        whole = all(len(self.travel.names(model)) == len(model.shapes) for model in task.models.values())
+        self._sent_names = {name: self.travel.names(model) for name, model in task.models.items()}
+        whole = all(len(self._sent_names[name]) == len(model.shapes) for name, model in task.models.items())
         # A client answers nothing that its configuration does not need: what is whole, the server tests itself.
         needed = {EvaluateThis: not whole, EvaluateThisOnOwnLabels: config.published}
         self.handlers = {request: found for request, found in self.handlers.items() if needed.get(request, True)}
@@ -150,7 +151,7 @@ class SentWeights(PrivatelyTrained[Options]):
         """What a client sends of its weights, of which it keeps what stays."""
         self.keep(me, w)
         p = client_weight(self.config, me)
-        return Local(await weighted({name: w[name] for name in self.travel.names(self.model_of(me))}, p), p)
+        return Local(await weighted({name: w[name] for name in self._sent_names[me.info["model"]]}, p), p)
 
     def client_weights(self, me: Site, sent: Params) -> Params | None:
         """None where all of it travels, so that the server's model is also the client's."""

@@ -142,7 +142,7 @@ def learner(options: LocalOptions, model: Model, penalty: Penalty | None = None)
     return PrivateTrainer(model, chosen, options.record_clip, options.noise_multiplier, options.batch, penalty)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=1024)
 def constant(value: float) -> Tensor:
     """A number as a computation takes it, rounded once, where it is used; one tensor for all clients need not be
     stacked."""

@@ -2,12 +2,11 @@
 
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.federation import Site
 from fedgist.core.work import compute
+from fedgist.families.local_training import constant
 from fedgist.options import option
 
 T = TypeVar("T")
@@ -54,4 +53,4 @@ def client_weight(options: Weighing, me: Site) -> float:
 
 async def weighted(what: T, p: float) -> T:
     """p times every tensor of a tree, for all clients of a stack at once."""
-    return await compute(tree.scale, what, torch.tensor(p, dtype=torch.float64))
+    return await compute(tree.scale, what, constant(p))

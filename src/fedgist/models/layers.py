@@ -13,6 +13,7 @@ from torch.autograd import Function
 
 from fedgist.core.message import Params
 from fedgist.core.task import NormStatistics, Tap
+from fedgist.core.work import stacked
 from fedgist.models.gpu.convolution import convolve
 from fedgist.models.gpu.pooling import average_pool
 
@@ -150,6 +151,8 @@ class Linear(Layer):
         def step(w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
             if tap is not None:
                 tap.entering[name] = x
+            if stacked() and x.is_cuda:  # vmap would multiply the bias by one first
+                return x @ w[weight].mT + w[bias]
             return F.linear(x, w[weight], w[bias])
 
         return step

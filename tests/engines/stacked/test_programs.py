@@ -34,3 +34,49 @@ def test_a_stack_of_one_client(made: bool) -> None:
         for run in (call, quick):
             (found,) = call.split(programs.run_scan(run, group, HERE, PoolCache()), 1)
             assert torch.equal(found["w"], execute(work, HERE)["w"])
+
+
+def descend(carry: Any, x: Tensor) -> Any:
+    w, v = carry
+    v = torch.add(x * w, v, alpha=0.9)
+    return torch.addcmul(w, v, -x), v
+
+
+STEPS = {
+    "an optimiser": descend,
+    "the old one is handed on": lambda carry, x: (carry[1], carry[0] + carry[1] * x),
+    "the old one is read later": lambda carry, x: (carry[0] + x, carry[1] + carry[0]),
+    "a view of it is read later": lambda carry, x: (carry[0] + x, carry[1] + carry[0].t()),
+    "twice the same": lambda carry, x: ((both := carry[0] + carry[1] * x), both),
+    "one is a view of the other": lambda carry, x: ((both := carry[0] + carry[1] * x), both.t()),
+    "another dtype inside": lambda carry, x: ((carry[0].double() + 1).float(), carry[1] + x),
+    "a sum of two shapes": lambda carry, x: (carry[0].sum(0) + carry[1], carry[1] + carry[0]),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_traced_step_writes_over_what_it_carries_where_nobody_reads_it(step: Any) -> None:
+    works = [
+        Scan(
+            step, (torch.randn(3, 3, generator=rng), torch.randn(3, 3, generator=rng)), torch.rand(9, generator=rng), ()
+        )
+        for rng in (torch.Generator().manual_seed(seed) for seed in range(3))
+    ]
+    group = Group([flatten(work, HERE) for work in works])
+    starts = [[x.clone() for x in work.carry] for work in works]
+    call = programs.Vectorised(group)
+    traced = programs.trace(call, group, HERE, PoolCache())
+    plain, quick = (programs.run_scan(run, group, HERE, PoolCache()) for run in (call, traced))
+    for one, other in zip(plain, quick, strict=True):
+        assert torch.equal(one, other)
+    for work, start in zip(works, starts, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(work.carry, start, strict=True)), "what was given is as it was"
+
+
+def test_an_optimiser_is_written_in_place() -> None:
+    work = Scan(descend, (torch.ones(2), torch.zeros(2)), torch.rand(4, generator=torch.Generator().manual_seed(0)), ())
+    group = Group([flatten(work, HERE)] * 2)
+    call = programs.trace(programs.Vectorised(group), group, HERE, PoolCache())
+    assert isinstance(call, programs.Traced)
+    carry = [torch.ones(2, 2), torch.zeros(2, 2)]
+    assert all(new is old for new, old in zip(call.onwards(*carry, torch.tensor(0.1)), carry, strict=True))

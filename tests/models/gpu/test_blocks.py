@@ -91,15 +91,15 @@ def under_grad(ask: Callable[[Tensor], Tensor]) -> None:
     [
         (plainly, True, True, True, True),
         (plainly, False, True, True, False),
-        (under_vmap, True, False, True, False),
+        (under_vmap, True, True, True, False),
         (under_vmap, False, True, True, False),
-        (under_grad, True, False, True, False),
+        (under_grad, True, True, True, False),
     ],
 )
 def test_where_gradients_are_needed(
     way: Callable[..., None], gradients: bool, instance: bool, conv: bool, norm: bool
 ) -> None:
-    """By torch's autograd, or under torch.func, which differentiates `frozen_conv`'s kernels only."""
+    """By torch's autograd, or under torch.func, which does not differentiate `frozen_norm`'s kernels."""
     seen: list[bool] = []
 
     def ask(x: Tensor) -> Tensor:

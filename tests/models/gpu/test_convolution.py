@@ -53,7 +53,7 @@ def test_gradients_lie_as_the_weights_do() -> None:
 
 @pytest.mark.parametrize(("inputs", "outputs", "kernel", "stride", "padding", "side"), SHAPES)
 def test_patches(inputs: int, outputs: int, kernel: int, stride: int, padding: int, side: int) -> None:
-    """Values and gradients of a convolution, for three clients at once, in float64."""
+    """Values, gradients and their gradients of a convolution, for three clients at once, in float64."""
     rng = Rng(0)
     x = rng("x").normal(3, 2, inputs, side, side).double()
     weight = rng("w").normal(3, outputs, inputs, kernel, kernel).double()
@@ -66,7 +66,13 @@ def test_patches(inputs: int, outputs: int, kernel: int, stride: int, padding: i
 
         return value
 
+    def twice(function: object) -> object:
+        grad = torch.func.grad(loss(function), (0, 1))  # type: ignore[arg-type]
+        return torch.func.grad(lambda *at: sum(each.square().sum() for each in grad(*at)), (0, 1, 2))
+
     found, expected = (vmap(torch.func.grad(loss(f), (0, 1, 2)))(x, weight, bias) for f in (by_patches, torch.conv2d))
+    more, wanted = (vmap(twice(f))(x, weight, bias) for f in (by_patches, torch.conv2d))  # type: ignore[arg-type]
+    found, expected = (*found, *more), (*expected, *wanted)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     one, other = (f(x[0], weight[0], None, strides, paddings) for f in (by_patches, torch.conv2d))

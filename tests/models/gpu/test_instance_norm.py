@@ -57,7 +57,7 @@ def test_what_is_flattened_next_lies_flat(
         return x
 
     admit("INSTANCE_NORM", True)
-    for name in ("norm_relu_pool", "conv_norm_relu_pool"):
+    for name in ("block", "conv_norm_relu_pool"):
         monkeypatch.setattr(instance_norm, name, kernel)
     layers = block(3)[first:]
     step = blocks.bind_blocks((*layers, *behind))[0]
@@ -102,9 +102,9 @@ def test_gradients_and_their_gradients(differentiated: tuple[bool, ...]) -> None
     given = rng("x").normal(2, 2, 3, 4, 4), rng("w").normal(2, 3), rng("b").normal(2, 3)
     at = [x.double().requires_grad_(asked) for x, asked in zip(given, differentiated, strict=True)]
     with torch.random.fork_rng():  # the checks draw directions
-        assert torch.autograd.gradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5), at)
-        assert torch.autograd.gradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5, True), at)
-        assert torch.autograd.gradgradcheck(lambda *at: instance_norm.norm_relu_pool(*at, 1e-5), at)
+        assert torch.autograd.gradcheck(lambda *at: instance_norm.block(*at, 1e-5), at)
+        assert torch.autograd.gradcheck(lambda *at: instance_norm.block(*at, 1e-5, True), at)
+        assert torch.autograd.gradgradcheck(lambda *at: instance_norm.block(*at, 1e-5), at)
 
 
 def run(chain: tuple[Step, ...], w: Params, x: Tensor) -> Tensor:
@@ -153,6 +153,23 @@ def test_a_convolution_of_many_clients_needs_no_bias(admit: Admit) -> None:
     with torch.no_grad():
         found = torch.func.vmap(partial(run, blocks.bind_blocks(layers)))(w, x)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("inputs", [3, 8])
+def test_the_gradients_of_many_clients_take_the_kernels(inputs: int, admit: Admit) -> None:
+    """By torch.func, once and twice, as an engine stacks them: those of the layers."""
+    layers, x = block(inputs), Rng(1)("x").normal(2, 5, inputs, 8, 8).double()
+    w = {name: torch.stack([tensor, -tensor]) for name, tensor in weights(layers).items()}
+
+    def gradients(chain: tuple[Step, ...]) -> tuple[Params, Params]:
+        once = torch.func.grad(lambda w, x: run(chain, w, x).square().sum())
+        twice = torch.func.grad(lambda w, x: sum(each.square().sum() for each in once(w, x).values()))
+        return torch.func.vmap(once)(w, x), torch.func.vmap(twice)(w, x)
+
+    expected = gradients(bind_all(layers))
+    admit("INSTANCE_NORM", True)
+    torch.testing.assert_close(gradients(blocks.bind_blocks(layers)), expected)
 
 
 def layer_by_layer(x: Tensor, conv: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
@@ -226,7 +243,7 @@ def test_a_net_without_gradients_takes_the_kernels(way: Callable[..., Callable[.
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("inputs", [3, 8])
 def test_gradients_are_those_of_the_layers(inputs: int) -> None:
-    """Of images and weights, by torch's autograd, which takes the kernels, and under torch.func, which does not."""
+    """Of images and weights, by torch's autograd and by torch.func."""
     layers = block(inputs, channels=40)
     steps = blocks.bind_blocks(layers)
     w = {name: tensor.float().cuda() for name, tensor in weights(layers).items()}

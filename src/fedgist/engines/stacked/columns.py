@@ -54,7 +54,7 @@ class Column(NamedTuple):
             made = torch.stack(list(self.tensors))
         else:
             made = torch.stack([place.put(tensor) for tensor in self.tensors])
-        return place.put(made)
+        return send(made, place)
 
     def spread(self, clients: int, place: Place) -> Tensor:
         """The stack with a dimension of the clients, also where they share what is in it."""
@@ -71,6 +71,13 @@ class Column(NamedTuple):
     def _fill(self, into: Tensor) -> None:
         for row, tensor in zip(into, self.tensors, strict=True):
             row[: tensor.shape[0]].copy_(tensor)
+
+
+def send(stack: Tensor, place: Place) -> Tensor:
+    """The stack where it is needed; a GPU takes it while it still computes, for which pageable memory would wait."""
+    if place.device.type != "cuda" or not stack.is_cpu:
+        return place.put(stack)
+    return Place(dtype=place.dtype).put(stack).pin_memory().to(place.device, non_blocking=True)
 
 
 def collect_columns(rows: Sequence[Sequence[Tensor]], pooled: Sequence[bool] | None = None) -> list[Column]:

@@ -121,7 +121,7 @@ def _collect(
         tokens += (dtype, node.shape[1:] if rows else node.shape)
     elif isinstance(node, dict):
         rows = rows or isinstance(node, Pool)
-        if len(node) >= MANY and (known := _recognise(node, place, rows)):
+        if len(node) >= MANY and not _are_rows(node) and (known := _recognise(node, place, rows)):
             tokens += known.tokens
             tensors += [node[name] for name in known.names]
             if pooled is not None:
@@ -141,6 +141,11 @@ def _collect(
 
 MANY = 4
 """Tensors from which on it is cheaper to recognise a dict than to look at each of them."""
+
+
+def _are_rows(node: dict[str, Any]) -> bool:
+    """Whether tensors come out of a stack: who computed them asks once more at most, which is not worth remembering."""
+    return getattr(next(iter(node.values())), "_base", None) is not None
 
 
 class _FlatDict(NamedTuple):

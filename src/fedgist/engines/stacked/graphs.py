@@ -120,10 +120,10 @@ class CapturedScan:
             new = keep_ended(self._lengths > self._step, new, self._carry)
         own = {tensor.data_ptr() for tensor in self._carry}
         new = [made.clone() if made.data_ptr() in own else made for made in new]  # a step may swap what it carries
-        for old, made in zip(self._carry, new, strict=True):
-            old.copy_(made)
-        self._step.add_(1)
+        torch._foreach_copy_(self._carry, new)  # one kernel for all
         self._row.add_(1)
+        if self._ragged:
+            self._step.add_(1)
 
 
 class CapturedCompute:

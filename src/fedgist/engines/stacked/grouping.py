@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgist.core import tree
 from fedgist.core.tree import Tree
 from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan
-from fedgist.engines.stacked.columns import Column, collect_columns
+from fedgist.engines.stacked.columns import Column, collect_columns, send
 from fedgist.engines.stacked.flat_work import FlatWork, Key, Work, by_value
 
 
@@ -183,4 +183,4 @@ def _stack_steps(tensors: Sequence[Tensor], count: int, place: Place) -> Tensor:
         made = tensors[0].new_zeros(count, len(tensors), *tensors[0].shape[1:])
         for i, tensor in enumerate(tensors):
             made[: tensor.shape[0], i] = tensor
-    return place.put(made)
+    return send(made, place)

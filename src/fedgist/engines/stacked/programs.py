@@ -1,6 +1,8 @@
 """How a group of equal work is run as one: under vmap, traced and compiled, step after step."""
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -81,12 +83,61 @@ def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compil
     graph.graph.eliminate_dead_code()
     graph.recompile()
     if not compile:
-        return _without_gradients(graph.forward)
+        again = copy.deepcopy(graph)
+        reuse_carry(again.graph, len(group.carry))
+        again.recompile()
+        return Traced(_without_gradients(graph.forward), _without_gradients(again.forward))
     for i, rows in pools.items():  # those of the next clients may be longer
         torch._dynamo.maybe_mark_dynamic(tensors[i], rows)
     run = _without_gradients(torch.compile(graph, dynamic=False))
     run(*tensors)
     return run
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The operations of a step; `onwards` writes what it carries where it lay, so that no memory is asked for."""
+
+    first: Call
+    onwards: Call
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        return self.first(*tensors)
+
+
+aten = torch.ops.aten
+IN_PLACE = {
+    aten.add.Tensor: aten.add.out,
+    aten.addcmul.default: aten.addcmul.out,
+    aten.lerp.Scalar: aten.lerp.Scalar_out,
+}
+"""What optimisers end with, number by number, and how it is written into a tensor that is there."""
+
+
+def reuse_carry(graph: torch.fx.Graph, count: int) -> None:
+    """Have operations that make the carry anew (the first `count` arguments) write into the old one, which nobody reads
+    after them."""
+    nodes = list(graph.nodes)
+    place, results = {node: i for i, node in enumerate(nodes)}, nodes[-1].args[0]
+    for old, new in zip(nodes[:count], results[:count], strict=True):
+        fits = new.target in IN_PLACE and _form(new) == _form(old)
+        given_twice = results.count(new) > 1 or _views(new) & set(results)
+        if fits and not given_twice and all(place[reader] <= place[new] for reader in _readers(old)):
+            new.target, new.kwargs = IN_PLACE[new.target], {**new.kwargs, "out": old}
+
+
+def _form(node: torch.fx.Node) -> tuple[torch.Size, torch.dtype]:
+    return node.meta["val"].shape, node.meta["val"].dtype
+
+
+def _views(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """Other names for a tensor's memory."""
+    views = {user for user in node.users if getattr(user.target, "is_view", True) or "view" in str(user.target)}
+    return views.union(*map(_views, views))
+
+
+def _readers(node: torch.fx.Node) -> set[torch.fx.Node]:
+    return {user for alias in (node, *_views(node)) for user in alias.users}
 
 
 def _without_gradients(call: Call) -> Call:
@@ -128,7 +179,8 @@ def run_scan(call: Call, group: Group, place: Place, cache: PoolCache) -> Sequen
     lengths, shortest = torch.tensor(group.lengths, device=place.device), min(group.lengths)
     for segment in group.segments(place):
         for i in range(segment.count):
-            new = call(*carry, *[x[i] for x in segment.tensors], *consts)
             t = segment.first + i
+            run = call.onwards if isinstance(call, Traced) and 0 < t < shortest else call
+            new = run(*carry, *[x[i] for x in segment.tensors], *consts)
             carry = new if t < shortest else keep_ended(lengths > t, new, carry)
     return carry

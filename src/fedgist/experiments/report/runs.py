@@ -314,13 +314,11 @@ def read_ledger(path: Path) -> Wire:
         at = {name: i for i, name in enumerate(next(csv.reader(file), []))}
         if not at:
             return wire
-        ends = at["sender"]  # sender and receiver lie beside each other, and are all in which most rows differ
-        alike: Counter[tuple[str, ...]] = Counter()
-        for line in file:
-            before = line.split(",", ends) if '"' not in line else _unquoted(line).split(",", ends)
-            # The last row of a run that is being written, or was killed, may be cut short.
-            if len(before) > ends and len(behind := before[ends].split(",", 2)) > 2 and line.endswith("\n"):
-                alike[(before[at["round"]], before[at["phase"]], before[at["direction"]], behind[2])] += 1
+        behind = at["receiver"] + 1  # sender and receiver lie beside each other, and are all in which most rows differ
+        pick = itemgetter(at["round"], at["phase"], at["direction"], behind)
+        rows = ((line if '"' not in line else _unquoted(line)).split(",", behind) for line in file)
+        # The last row of a run that is being written, or was killed, may be cut short.
+        alike = Counter(pick(row) for row in rows if len(row) > behind and row[behind].endswith("\n"))
     names = [name for name in at if at[name] > at["receiver"]]
     columns = itemgetter(*(names.index(name) for name in ("type", "header_bytes", "payload_bytes", "paper_bytes")))
     equal = {(*key[:3], *columns(key[3].rstrip("\n").split(","))): messages for key, messages in alike.items()}

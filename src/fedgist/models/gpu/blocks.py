@@ -66,7 +66,7 @@ class Limits:
         )
 
 
-INSTANCE_NORM = Limits((torch.float32, torch.float16, torch.bfloat16), pixels=4096)
+INSTANCE_NORM = Limits((torch.float32, torch.float16, torch.bfloat16), pixels=4096, torch_func=True)
 """A program holds all pixels of an image at once."""
 FROZEN_CONV = Limits(torch_func=True)
 FROZEN_NORM = Limits(only_gradients=True)
@@ -157,7 +157,7 @@ def _instance_block(layers: Layers, flat: bool) -> Kernels:
 def _norm_step(norm: str, flat: bool) -> Step:
     """Norm, ReLU and pooling by a kernel."""
     weight, bias = f"{norm}.weight", f"{norm}.bias"
-    pool = instance_norm.norm_relu_pool
+    pool = instance_norm.block
     return lambda w, x, buffers, tap: pool(x[None], w[weight][None], w[bias][None], EPSILON, flat).squeeze(0)
 
 
@@ -176,7 +176,7 @@ def _conv_step(name: str, conv: Conv, norm: str, flat: bool) -> Step:
             beta = beta + 0 * w[conv_bias]  # whoever asks for its gradient gets one: zeros
         y = convolve(w, x, buffers, tap)
         # not [0], whose gradient is copied into zeros
-        return instance_norm.norm_relu_pool(y[None], gamma, beta, EPSILON, flat).squeeze(0)
+        return instance_norm.block(y[None], gamma, beta, EPSILON, flat).squeeze(0)
 
     return step
 

@@ -7,6 +7,7 @@ torch differentiates a convolution's gradient with kernels as large as the image
 asks. Encoding an update as the gradient of images (TOFU) does little else than take that derivative.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -15,20 +16,28 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedgist.core.work import stacked
+from fedgist.models.gpu.stacking import run_stacked
 
 Pair = tuple[int, int]
 
-LARGEST_COPIED_PATCH = 256
-"""Numbers in a patch up to which copying the patches out costs less than a grouped convolution."""
+LARGEST_COPIED_PATCH = {True: 256, False: 2048}
+"""Numbers in a patch up to which copying the patches out costs less than a grouped convolution, with TF32 and without:
+then cuDNN starts kernels for every single client."""
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """torch.conv2d."""
-    if stacked() and x.is_cuda and weight[0].numel() <= LARGEST_COPIED_PATCH:
+    if stacked() and x.is_cuda and weight[0].numel() <= LARGEST_COPIED_PATCH[uses_tf32()]:
         return by_patches(x, weight, bias, stride, padding)
     if x.is_cuda and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
         return by_channels_last(x, weight, bias, stride, padding)
     return torch.conv2d(x, weight, bias, stride, padding)
+
+
+def uses_tf32() -> bool:
+    """Whether torch may round the inputs of convolutions at the moment."""
+    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
+    return torch.backends.cudnn.allow_tf32 if conv is None else bool(conv.fp32_precision == "tf32")
 
 
 def growth_of(side: int, padding: int) -> int:
@@ -38,17 +47,60 @@ def growth_of(side: int, padding: int) -> int:
 
 def by_patches(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """The convolution as a product of weights [outputs, patch] and patches [patch, batch · positions]."""
-    outputs, _, height, width = weight.shape
-    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])).transpose(0, 1)
+    height, width = weight.shape[2:]
+    if any(padding):
+        x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     rows, columns = (x.shape[2] - height) // stride[0] + 1, (x.shape[3] - width) // stride[1] + 1
-    shifted = [
-        x[:, :, i : i + stride[0] * rows : stride[0], j : j + stride[1] * columns : stride[1]]
-        for i in range(height)
-        for j in range(width)
-    ]
-    patches = torch.stack(shifted).flatten(2).flatten(0, 1)
-    out = (weight.permute(0, 2, 3, 1).reshape(outputs, -1) @ patches).unflatten(1, (-1, rows, columns)).transpose(0, 1)
+    patches = Patches.apply(x[None], (height, width), stride).squeeze(0)
+    out = (weight.flatten(1) @ patches).unflatten(1, (-1, rows, columns)).transpose(0, 1)
     return out if bias is None else out + bias[:, None, None]
+
+
+class Patches(Function):
+    """The patches of images [clients, images, channels, height, width] as the columns of a matrix for each client."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Pair, stride: Pair) -> Tensor:
+        windows = x.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+        return windows.permute(0, 2, 5, 6, 1, 3, 4).reshape(len(x), x.shape[2] * math.prod(kernel), -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *ctx.form = inputs
+        ctx.shape = tuple(x.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return Folded.apply(*grads, ctx.shape, *ctx.form), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return run_stacked(Patches.apply, info, dims, *inputs)
+
+
+class Folded(Function):
+    """The adjoint of `Patches`: every pixel gets what came to it in all patches; `shape` is that of a client's x."""
+
+    @staticmethod
+    def forward(patches: Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair) -> Tensor:
+        images, channels, height, width = shape
+        rows = (height - kernel[0]) // stride[0] + 1
+        windows = patches.view(len(patches), channels, *kernel, images, rows, -1).permute(0, 4, 1, 5, 6, 2, 3)
+        undo = torch.ops.aten.unfold_backward
+        lines = undo(windows, [*windows.shape[:4], width, kernel[0]], 4, kernel[1], stride[1])
+        return undo(lines, [len(patches), *shape], 3, kernel[0], stride[0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.form = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return Patches.apply(*grads, *ctx.form), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return run_stacked(Folded.apply, info, dims, *inputs)
 
 
 def by_channels_last(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
-from fedgist.models.gpu.convolution import growth_of
+from fedgist.models.gpu.convolution import growth_of, uses_tf32
 from fedgist.models.gpu.stacking import run_stacked
 
 TILE, BACKWARD_TILE = 8192, 4096
@@ -72,9 +73,7 @@ def conv_norm_relu_pool(
 
 def _precision() -> str:
     """What torch computes convolutions in at the moment, as Triton calls it."""
-    conv: Any = getattr(torch.backends.cudnn, "conv", None)  # torch 2.9 and later
-    tf32 = torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
-    return "tf32" if tf32 else "ieee"
+    return "tf32" if uses_tf32() else "ieee"
 
 
 def _pooled(x: Tensor, channels: int, height: int, width: int, flat: bool) -> Tensor:
@@ -124,23 +123,57 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> 
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.epsilon, _ = inputs
-    ctx.save_for_backward(*tensors)
+class Block(Function):
+    """`norm_relu_pool`, as often differentiable as the layers are, by torch.func too; its gradient is a kernel."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool) -> Tensor:
+        return norm_relu_pool(x, weight, bias, epsilon, flat)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.epsilon, _ = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *BlockGradient.apply(*ctx.saved_tensors, *grads, ctx.epsilon), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return run_stacked(Block.apply, info, dims, *inputs)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    x, weight, bias = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return *norm_relu_pool_backward(x, weight, bias, grad, ctx.epsilon), None, None
-    # a gradient of this gradient is asked for: torch knows how to differentiate its own layers twice
-    inputs = [tensor if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
-    out = layer_by_layer(inputs[0], inputs[1], inputs[2], ctx.epsilon)
-    to_x, to_weight, to_bias = torch.autograd.grad(out, inputs, grad, create_graph=True)
-    return to_x, to_weight, to_bias, None, None
+class BlockGradient(Function):
+    """`norm_relu_pool_backward`; its own gradients by the layers, which torch knows how to differentiate twice."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        return norm_relu_pool_backward(x, weight, bias, grad, epsilon)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.epsilon = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        def by_layers(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> Any:
+            layers = partial(layer_by_layer, epsilon=ctx.epsilon)
+            return torch.func.vjp(layers, x, weight, bias)[1](grad)
+
+        pull_back: Any = torch.func.vjp(by_layers, *ctx.saved_tensors)[1]
+        return *pull_back(grads), None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return run_stacked(BlockGradient.apply, info, dims, *inputs)
 
 
-norm_relu_pool.register_autograd(_backward, setup_context=_keep)
+def block(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, flat: bool = False) -> Tensor:
+    """`norm_relu_pool` with gradients."""
+    out: Tensor = Block.apply(x, weight, bias, epsilon, flat)
+    return out
 
 
 def layer_by_layer(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -149,5 +182,4 @@ def layer_by_layer(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> T
     return torch.stack([F.avg_pool2d(F.group_norm(x, len(w), w, b, epsilon).relu(), 2) for x, w, b in clients])
 
 
-norm_relu_pool.register_vmap(partial(run_stacked, norm_relu_pool))
 conv_norm_relu_pool.register_vmap(partial(run_stacked, conv_norm_relu_pool))
