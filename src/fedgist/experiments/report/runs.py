@@ -303,7 +303,8 @@ def usual_target(groups: Sequence[Group]) -> float | None:
 
 def _unquoted(line: str) -> str:
     """A row in which a name has a comma, with another sign in its place: it is only counted."""
-    return ",".join(field.replace(",", ";") for field in next(csv.reader([line]))) + "\n"
+    end = "\n" if line.endswith("\n") else ""
+    return ",".join(field.replace(",", ";") for field in next(csv.reader([line]))) + end
 
 
 def read_ledger(path: Path) -> Wire:
