@@ -24,7 +24,7 @@ DRAWN = "leaks-mnist", "leaks-mnist5k", "leaks-digits"
 """The file that is drawn: the first of these that is there."""
 MEMBERSHIP = ("membership", "trajectory", "images", "moments")
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 530, 60, 760, 24, 410
-LETTER = 5.6
+LETTER = 6.2
 """The width of one, more or less."""
 Spot = tuple[float, float]
 TEXT = 'font-family="system-ui, sans-serif" font-size="12"'
@@ -189,11 +189,13 @@ def draw() -> str:
         raised = f'10<tspan dy="-4" font-size="9">{power}</tspan>'
         lines.append(f'<text x="{x:g}" y="{BOTTOM + 18}" text-anchor="middle">{raised}</text>')
     taken: list[tuple[float, float, float, float]] = []
+    for point in shown:  # a label stands on no circle
+        (x, y), radius = at(point.bytes, point.accuracy), size(point)
+        taken.append((x - radius, y - radius, x + radius, y + radius))
     for point in shown:
-        x, y = at(point.bytes, point.accuracy)
+        (x, y), radius = at(point.bytes, point.accuracy), size(point)
         share = min(1.0, point.leak / LARGEST)
         colour = f"rgb({round(46 + share * 150)},{round(125 - share * 85)},{round(79 - share * 40)})"
-        radius = 4 + 8 * share
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{colour}" fill-opacity="0.75"/>')
         left, line = place(x, y, radius, LETTER * len(point.text), taken)
         lines.append(f'<text x="{left:.1f}" y="{line:.1f}" font-size="11" fill="{colour}">{point.text}</text>')
@@ -204,9 +206,14 @@ def draw() -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
+def size(point: Point) -> float:
+    """The radius of its circle."""
+    return 4 + 8 * min(1.0, point.leak / LARGEST)
+
+
 def place(x: float, y: float, radius: float, width: float, taken: list[tuple[float, float, float, float]]) -> Spot:
     """Where a label stands: the nearest free line beside its circle."""
-    right, left = min(x + radius + 3, WIDTH - width - 4), max(4.0, x - radius - 3 - width)
+    right, left = min(x + radius + 3, WIDTH - width - 4), max(LEFT + 2.0, x - radius - 3 - width)
     tries = [(side, y + 4 + shift) for shift in (0, -13, 13, -26, 26, -39, 39) for side in (right, left)]
     for start, line in tries:
         box = start, line - 11, start + width, line + 2
