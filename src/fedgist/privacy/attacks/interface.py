@@ -16,6 +16,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Samples
 from fedgist.privacy import similarity
 from fedgist.privacy.transcript import Transcript
+from fedgist.synthesis.pixels import pixel_range
 
 FEWEST = 100
 """Samples that nobody trained on from which on a rate of 1 % means something."""
@@ -52,8 +53,8 @@ class Known:
     def ends(self) -> tuple[Tensor, Tensor]:
         """The lowest and the highest value of each channel, beside images where the attacker computes."""
         task, own = self.method.task, self.reserve[0]
-        low, high = (torch.tensor(end, device=own.device) for end in (task.low, task.high))
-        return low.view(-1, *[1] * (own.dim() - 2)), high.view(-1, *[1] * (own.dim() - 2))
+        low, high = pixel_range(task.low, task.high, len(task.shape)).to(own)
+        return low, high
 
 
 @dataclass(frozen=True, eq=False)
