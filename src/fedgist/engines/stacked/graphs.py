@@ -4,6 +4,7 @@ A replay starts no kernel from Python, which is most of the time of a small net'
 the step computes when it is run operation by operation.
 """
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,14 +55,18 @@ class Buffer:
             self._holds = [(weakref.ref(tensor), tensor._version) for tensor in column.tensors]
 
 
-def record(body: Callable[[], Any], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Run `body` twice, as libraries choose their kernels at first use, then record it."""
+def warm_up(body: Callable[[], Any]) -> None:
+    """Run `body` twice, as libraries choose their kernels at first use."""
     current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
     aside.wait_stream(current)
     with torch.cuda.stream(aside):
         body()
         body()
     current.wait_stream(aside)
+
+
+def record(body: Callable[[], Any], memory: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """What `body` would start on the device, and its result; nothing is computed."""
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # work that only hands on what it got
@@ -70,8 +75,14 @@ def record(body: Callable[[], Any], memory: Any) -> tuple[torch.cuda.CUDAGraph, 
     return graph, result
 
 
+UNROLLED = 8
+"""Steps in one graph: between two graphs the device waits, and what a scan carries is copied back."""
+
+
 class CapturedScan:
-    """A scan of a fixed number of clients: one graph a step; the number of the step lives on the device."""
+    """A scan of a fixed number of clients: one graph for some steps, one for a single step where they do not come out
+    even; the number of the step lives on the device.
+    """
 
     def __init__(self, call: Call, group: Group, place: Place, memory: Any):
         self._call, self._place, self._ragged = call, place, group.ragged
@@ -84,8 +95,13 @@ class CapturedScan:
         self._lengths = torch.zeros(group.size, dtype=torch.int64, device=place.device)
         self._step = torch.zeros((), dtype=torch.int64, device=place.device)
         self._row = torch.zeros(1, dtype=torch.int64, device=place.device)
+        self._ahead = torch.arange(UNROLLED, device=place.device)
         self._load(group)
-        self._graph, _ = record(self._one_step, memory)
+        self._memory = memory
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        warm_up(functools.partial(self._steps, 1))
+        for steps, _ in _pieces(max(group.lengths)):
+            self._graph(steps)
 
     def fits(self, group: Group) -> bool:
         return all(buffer.fits(column) for buffer, column in zip(self._consts, group.consts, strict=True))
@@ -96,8 +112,10 @@ class CapturedScan:
             for buffer, x in zip(self._xs, segment.tensors, strict=True):
                 buffer[: segment.count].copy_(x)
             self._row.zero_()
-            for _ in range(segment.count):
-                self._graph.replay()
+            for steps, times in _pieces(segment.count):
+                graph = self._graph(steps)
+                for _ in range(times):
+                    graph.replay()
         return [tensor.clone() for tensor in self._carry]
 
     def _load(self, group: Group) -> None:
@@ -110,20 +128,34 @@ class CapturedScan:
         self._step.zero_()
         self._row.zero_()
 
-    def _one_step(self) -> None:
-        xs = [x.index_select(0, self._row).squeeze(0) for x in self._xs]
-        new: Sequence[Tensor] = self._call(*self._carry, *xs, *[buffer.tensor for buffer in self._consts])
-        for old, made in zip(self._carry, new, strict=True):
-            if (old.shape, old.dtype) != (made.shape, made.dtype):
-                raise NotCapturable("the step changes the shape or the dtype of its carry")
-        if self._ragged:
-            new = keep_ended(self._lengths > self._step, new, self._carry)
+    def _graph(self, steps: int) -> torch.cuda.CUDAGraph:
+        if steps not in self._graphs:
+            self._graphs[steps], _ = record(functools.partial(self._steps, steps), self._memory)
+        return self._graphs[steps]
+
+    def _steps(self, count: int) -> None:
+        """So many steps, from what is carried and back into it."""
+        xs = [x.index_select(0, self._row + self._ahead[:count]) for x in self._xs]
+        consts, carry = [buffer.tensor for buffer in self._consts], self._carry
+        for i in range(count):
+            new: Sequence[Tensor] = self._call(*carry, *[x[i] for x in xs], *consts)
+            for old, made in zip(carry, new, strict=True):
+                if (old.shape, old.dtype) != (made.shape, made.dtype):
+                    raise NotCapturable("the step changes the shape or the dtype of its carry")
+            if self._ragged:
+                new = keep_ended(self._lengths > self._step, new, carry)
+                self._step.add_(1)
+            carry = list(new)
         own = {tensor.data_ptr() for tensor in self._carry}
-        new = [made.clone() if made.data_ptr() in own else made for made in new]  # a step may swap what it carries
-        torch._foreach_copy_(self._carry, new)  # one kernel for all
-        self._row.add_(1)
-        if self._ragged:
-            self._step.add_(1)
+        carry = [made.clone() if made.data_ptr() in own else made for made in carry]  # a step may swap what it carries
+        torch._foreach_copy_(self._carry, carry)  # one kernel for all
+        self._row.add_(count)
+
+
+def _pieces(count: int) -> list[tuple[int, int]]:
+    """The graphs that so many steps take, by their own steps, and how often each is replayed."""
+    many, rest = divmod(count, UNROLLED)
+    return [(steps, times) for steps, times in ((UNROLLED, many), (1, rest)) if times]
 
 
 class CapturedCompute:
@@ -132,7 +164,9 @@ class CapturedCompute:
     def __init__(self, call: Call, group: Group, place: Place, memory: Any):
         self._inputs = [Buffer(column, place) for column in group.consts]
         self._load(group)
-        self._graph, self._outputs = record(lambda: call(*[buffer.tensor for buffer in self._inputs]), memory)
+        body = functools.partial(self._run_once, call)
+        warm_up(body)
+        self._graph, self._outputs = record(body, memory)
 
     def fits(self, group: Group) -> bool:
         return all(buffer.fits(column) for buffer, column in zip(self._inputs, group.consts, strict=True))
@@ -141,6 +175,9 @@ class CapturedCompute:
         self._load(group)
         self._graph.replay()
         return [tensor.clone() for tensor in self._outputs]
+
+    def _run_once(self, call: Call) -> Sequence[Tensor]:
+        return call(*[buffer.tensor for buffer in self._inputs])
 
     def _load(self, group: Group) -> None:
         for buffer, column in zip(self._inputs, group.consts, strict=True):
