@@ -38,6 +38,7 @@ from fedgist.experiments import (
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig, is_own
+from fedgist.experiments.engine_choice import fitting_engine
 from fedgist.experiments.folder import RunFolder, run_name, write_json, write_text
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
@@ -64,16 +65,9 @@ def prepare(config: RunConfig) -> RunConfig:
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
-    engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
+    engine = fitting_engine(config, device.type) if config.engine == "auto" else config.engine
     topology = config.topology and topologies.settled(config.topology)
     return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
-
-
-def _fitting_engine(config: RunConfig, device: str) -> str:
-    """By device and model, not by timing, which would pick, and so change the last digit, from run to run."""
-    nets = config.architectures or (config.model,)
-    small = all(net.partition(":")[0] in ("mlp", "cnn") for net in nets)
-    return "stacked" if device == "cuda" or small else "threaded"
 
 
 def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:

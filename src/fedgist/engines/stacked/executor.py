@@ -8,6 +8,7 @@ recorded as a CUDA graph. On a CPU a group is cut into chunks for the worker thr
 import logging
 import math
 import threading
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -207,7 +208,10 @@ class Stacked:
         program.trace_tried = True
         try:
             pools = PoolCache() if self.on_gpu else self._pools  # a graph has its own
+            began = time.perf_counter()
             program.call = trace(program.vectorised, group, self.place, pools, self._compile)
+            if self._compile:
+                log.info("%s: compiled in %.1f s", group.name, time.perf_counter() - began)
         except torch.cuda.OutOfMemoryError:
             program.trace_tried = False  # the stack will be halved
         except Exception as error:

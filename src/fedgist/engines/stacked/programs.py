@@ -1,6 +1,7 @@
 """How a group of equal work is run as one: under vmap, traced and compiled, step after step."""
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fedgist.core.tree import Tree
 from fedgist.core.work import Place, Scan, stacking
+from fedgist.data.inventory import cache_folder
 from fedgist.engines.stacked.columns import PoolCache
 from fedgist.engines.stacked.grouping import Frame, Group, tensors_of
 
@@ -67,8 +69,9 @@ def _own(stack: Tensor) -> Tensor:
 def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compile: bool = False) -> Call:
     """The same function as the plain operations it consists of: the same numbers without vmap's cost for each of them.
 
-    With `compile`, these are compiled; a trace has code of its own, and dynamo counts recompilations for each piece of
-    code. Not to be called while other threads compute, because tracing touches `nn.Module` as a whole.
+    With `compile`, these are compiled, and what the compiler made is kept for later processes of this user; a trace has
+    code of its own, and dynamo counts recompilations for each piece of code. Not to be called while other threads
+    compute, because tracing touches `nn.Module` as a whole.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds of imports in some versions of torch
 
@@ -87,6 +90,7 @@ def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compil
         reuse_carry(again.graph, len(group.carry))
         again.recompile()
         return Traced(_without_gradients(graph.forward), _without_gradients(again.forward))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     for i, rows in pools.items():  # those of the next clients may be longer
         torch._dynamo.maybe_mark_dynamic(tensors[i], rows)
     run = _without_gradients(torch.compile(graph, dynamic=False))
