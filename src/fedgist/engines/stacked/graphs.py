@@ -95,7 +95,6 @@ class CapturedScan:
         self._lengths = torch.zeros(group.size, dtype=torch.int64, device=place.device)
         self._step = torch.zeros((), dtype=torch.int64, device=place.device)
         self._row = torch.zeros(1, dtype=torch.int64, device=place.device)
-        self._ahead = torch.arange(UNROLLED, device=place.device)
         self._load(group)
         self._memory = memory
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -135,21 +134,21 @@ class CapturedScan:
 
     def _steps(self, count: int) -> None:
         """So many steps, from what is carried and back into it."""
-        xs = [x.index_select(0, self._row + self._ahead[:count]) for x in self._xs]
         consts, carry = [buffer.tensor for buffer in self._consts], self._carry
-        for i in range(count):
-            new: Sequence[Tensor] = self._call(*carry, *[x[i] for x in xs], *consts)
+        for _ in range(count):
+            xs = [x.index_select(0, self._row).squeeze(0) for x in self._xs]
+            new: Sequence[Tensor] = self._call(*carry, *xs, *consts)
             for old, made in zip(carry, new, strict=True):
                 if (old.shape, old.dtype) != (made.shape, made.dtype):
                     raise NotCapturable("the step changes the shape or the dtype of its carry")
             if self._ragged:
                 new = keep_ended(self._lengths > self._step, new, carry)
                 self._step.add_(1)
-            carry = list(new)
+            self._row.add_(1)
+            carry = [made.contiguous() for made in new]  # as the first step finds it: the same kernels, the same bits
         own = {tensor.data_ptr() for tensor in self._carry}
         carry = [made.clone() if made.data_ptr() in own else made for made in carry]  # a step may swap what it carries
         torch._foreach_copy_(self._carry, carry)  # one kernel for all
-        self._row.add_(count)
 
 
 def _pieces(count: int) -> list[tuple[int, int]]:
