@@ -60,6 +60,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
 
 CASES: dict[str, tuple[Trainer, tuple[int, ...]]] = {
     "equal lengths": (mlp(momentum=0.9), (6, 6, 6)),
+    "more than one graph holds": (mlp(momentum=0.9), (19, 19)),
     "ragged": (mlp(momentum=0.9), (3, 9, 70, 5)),
     "Adam": (Trainer(models.build("mlp", SHAPE, CLASSES), Adam()), (5, 5)),
     "clipped": (Trainer(models.build("mlp", SHAPE, CLASSES), SGD(), clip=0.1), (5, 5)),
