@@ -1,5 +1,6 @@
 """The stacked engine equals the sequential one, stacks what is equal, and copies nothing that is shared."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -403,9 +404,11 @@ def test_only_what_indexes_its_pools_is_traced(
     assert traces == traced
 
 
-def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One compiled object for each stack; a compiler that fails is said once and done without."""
+def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """One compiled object for each stack, kept in the user's cache; a compiler that fails is said once and done without."""
     given: list[Any] = []
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path))
     monkeypatch.setattr(torch, "compile", lambda graph, dynamic: given.append(graph) or graph)
     plain, found = (train(executor(name), sites(*[20] * 4), steps=3) for name in ("stacked", "compiled"))
     for engine in (plain, found):
@@ -413,6 +416,7 @@ def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
         engine.run_round()
     assert len(given) == 2, "the step, and what is sent of its end"
     assert storage.digest(plain.state) == storage.digest(found.state)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
 
     def fail(graph: Any, dynamic: bool) -> Any:
         raise RuntimeError("no C++ compiler here")

@@ -75,6 +75,8 @@ def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compil
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds of imports in some versions of torch
 
+    if compile:  # tracing looks at it already
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     tensors = first_arguments(group, place, cache)
     graph = make_fx(call)(*tensors)
     if pools := group.row_dims:
@@ -90,7 +92,6 @@ def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compil
         reuse_carry(again.graph, len(group.carry))
         again.recompile()
         return Traced(_without_gradients(graph.forward), _without_gradients(again.forward))
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
     for i, rows in pools.items():  # those of the next clients may be longer
         torch._dynamo.maybe_mark_dynamic(tensors[i], rows)
     run = _without_gradients(torch.compile(graph, dynamic=False))
