@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -405,7 +406,7 @@ def test_only_what_indexes_its_pools_is_traced(
 
 
 def test_compiled_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """One compiled object for each stack, kept in the user's cache; a compiler that fails is said once and done without."""
+    """One compiled object for each stack, in the user's cache; a compiler that fails is said once and done without."""
     given: list[Any] = []
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("FEDGIST_CACHE", str(tmp_path))
