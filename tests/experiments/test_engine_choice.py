@@ -21,6 +21,7 @@ def test_samples_of_a_run() -> None:
     assert samples_trained_on(config(rounds=10, epochs=2, active=10)) == 10 * 2 * 6000
     assert samples_trained_on(config(rounds=10, epochs=2, active=0.1)) == 10 * 2 * 6000
     assert samples_trained_on(config(rounds=10, dataset="my-own")) == 0
+    assert samples_trained_on(config(rounds=10, partition=configs.OWN)) == 0  # sites train, on machines of their own
     assert samples_trained_on(config(method="gist", rounds=10)) == 0
 
 

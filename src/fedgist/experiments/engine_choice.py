@@ -4,7 +4,7 @@ digit, from run to run."""
 import logging
 
 from fedgist.data.cards import CARDS
-from fedgist.experiments.config import RunConfig
+from fedgist.experiments.config import OWN, RunConfig
 from fedgist.families.local_training import TrainingOptions
 
 log = logging.getLogger("fedgist")
@@ -30,9 +30,9 @@ def fitting_engine(config: RunConfig, device: str) -> str:
 
 
 def samples_trained_on(config: RunConfig) -> int:
-    """In all local steps of all clients of a run; 0 where that is not known before its data are."""
+    """In all local steps of all clients of a run; 0 where that is not known before its data are, or sites train."""
     card, options = CARDS.get(config.dataset), config.options
-    if card is None or card.sizes is None or not isinstance(options, TrainingOptions):
+    if card is None or card.sizes is None or config.partition == OWN or not isinstance(options, TrainingOptions):
         return 0
     active = getattr(options, "active", 0) or config.clients
     asked = active if active >= 1 else active * config.clients
