@@ -5,11 +5,14 @@ import errno
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
+
+from torch import nn
 
 from fedgist import engines, methods
 from fedgist.core import tree
@@ -43,11 +46,16 @@ from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress, Silent
 from fedgist.experiments.results import Result
 from fedgist.experiments.watch import Watch
+from fedgist.models import is_dense
 
 Source = Callable[[RunConfig], Inputs]
 """What loads the data of a run, once its device is known."""
 Maker = Callable[[Method, Inputs, RunConfig, Executor], Engine]
 """What makes the engine of a run."""
+
+
+STACKED = ("mlp", "tabular", "cnn")
+"""Models that many clients train faster together on a CPU: linear layers, and convolutions over few places."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,16 +72,17 @@ def prepare(config: RunConfig) -> RunConfig:
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
-    engine = _fitting_engine(config, device.type) if config.engine == "auto" else config.engine
+    engine = fitting_engine(config) if config.engine == "auto" else config.engine
     topology = config.topology and topologies.settled(config.topology)
     return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
 
 
-def _fitting_engine(config: RunConfig, device: str) -> str:
-    """By device and model, not by timing, which would pick, and so change the last digit, from run to run."""
+def fitting_engine(config: RunConfig, modules: Mapping[str, nn.Module] = MappingProxyType({})) -> str:
+    """What `auto` is, with a caller's own modules by name: by device and layers, not by timing, which would change from
+    run to run, and the last digit with it."""
     nets = config.architectures or (config.model,)
-    small = all(net.partition(":")[0] in ("mlp", "cnn") for net in nets)
-    return "stacked" if device == "cuda" or small else "threaded"
+    light = all(is_dense(modules[net]) if net in modules else net.partition(":")[0] in STACKED for net in nets)
+    return "stacked" if light or engines.find_device(config.device).type == "cuda" else "threaded"
 
 
 def in_process(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
