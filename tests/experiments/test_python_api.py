@@ -66,6 +66,27 @@ def test_a_named_model_on_own_data_and_a_module_on_named_data():
     assert on_digits.weights["1.weight"].shape == (10, 64)
 
 
+CONV = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 3))
+NORMED = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "engine"),
+    [
+        (net(), {}, "stacked"),
+        (NORMED, {}, "stacked"),
+        (CONV, {}, "threaded"),
+        (net(), {"engine": "sequential"}, "sequential"),
+        ([net(), "mlp", NORMED], {}, "stacked"),
+        ([net(), "mlp", CONV], {}, "threaded"),
+    ],
+)
+def test_the_automatic_engine_goes_by_the_layers_of_an_own_module(model, given, engine, tmp_path):
+    method = "feddistill" if isinstance(model, list) else "fedavg"
+    kept = fedgist.run(method, model, CLIENTS, TEST, rounds=1, device="cpu", out=tmp_path / "run", **given)
+    assert f'engine = "{engine}"' in (kept.folder / "config.toml").read_text()
+
+
 def test_own_runs_can_be_kept_and_resumed(tmp_path):
     kept = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run")
     assert kept.folder == tmp_path / "run"

@@ -378,6 +378,7 @@ def test_what_a_killed_process_left_of_a_checkpoint_goes(tmp_path):
         ({"model": "lenet5"}, "threaded"),
         ({"architectures": "mlp,cnn"}, "stacked"),
         ({"architectures": "mlp,lenet5"}, "threaded"),
+        ({"model": "tabular:hidden=8", "dataset": "breast-cancer"}, "stacked"),
         ({"engine": "sequential"}, "sequential"),
     ],
 )

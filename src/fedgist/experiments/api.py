@@ -16,6 +16,7 @@ from fedgist.experiments import inputs as sources
 from fedgist.experiments import report as reports
 from fedgist.experiments import runner, standardisation, trained
 from fedgist.experiments.config import OWN, is_own
+from fedgist.experiments.engine_choice import fitting_engine
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.own_data import Chosen, architectures, by_client
 from fedgist.experiments.progress import choose
@@ -75,6 +76,8 @@ def run(
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(held))}
         config = configs.resolve(options, fixed, brought, profile=profile)
         load = partial(sources.from_memory, data=held, test=test, classes=classes, own_models=own)
+    if config.engine == "auto":
+        config = dataclasses.replace(config, engine=fitting_engine(config, modules))
     shown = choose(quiet=not progress)
     result = runner.run(config, out, resume=resume, load=load, progress=shown, overwrite=overwrite)
     if result.folder is not None:

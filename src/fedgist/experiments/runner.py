@@ -65,7 +65,7 @@ def prepare(config: RunConfig) -> RunConfig:
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
-    engine = fitting_engine(config, device.type) if config.engine == "auto" else config.engine
+    engine = fitting_engine(config) if config.engine == "auto" else config.engine
     topology = config.topology and topologies.settled(config.topology)
     return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
 

@@ -32,7 +32,9 @@ Carry = tuple[Params, Tree]
 
 def samples(batch: Tree, pool: Tree) -> tuple[Tensor, Tensor]:
     """A batch's images, moved where its plan says so, and their labels."""
-    x, y = pool["x"][batch["index"]], pool["y"][batch["index"]]
+    index = batch["index"]
+    # on a CPU torch indexes number by number, and selects rows as a whole; vmap would turn that into the former
+    x, y = (pool[name][index] if stacked() else pool[name].index_select(0, index) for name in ("x", "y"))
     return (move(x, batch["moves"]) if "moves" in batch else x), y
 
 

@@ -5,7 +5,7 @@ from fedgist.models.as_module import Normalised, as_module
 from fedgist.models.layers import NORMS
 from fedgist.models.model import LayeredModel, checked_shape
 from fedgist.models.registry import available, build, spell_out
-from fedgist.models.torch_module import ModuleModel, from_module
+from fedgist.models.torch_module import ModuleModel, from_module, is_dense
 
 __all__ = [
     "NORMS",
@@ -19,5 +19,6 @@ __all__ = [
     "build",
     "checked_shape",
     "from_module",
+    "is_dense",
     "spell_out",
 ]

@@ -273,14 +273,27 @@ class Tanh(Layer):
         return lambda w, x, buffers, tap: torch.tanh(x)
 
 
+def max_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """F.max_pool2d. On a CPU torch compares value by value, and in one go only channels that lie last: to train there,
+    the maxima are found with some images at a time taken for channels.
+    """
+    if not (x.is_cpu and x.requires_grad) or torch._C._are_functorch_transforms_active():
+        return torch.max_pool2d(x, size)  # torch's own builtin: F.max_pool2d adds a Python dispatch to every call
+    images, channels, *sides = x.shape
+    turned = (
+        x.detach().reshape(-1, math.gcd(images, 8) * channels, *sides).contiguous(memory_format=torch.channels_last)
+    )
+    _, where = torch.ops.aten.max_pool2d_with_indices(turned, size)
+    where = where.contiguous().view(images, channels, *where.shape[2:])
+    return x.flatten(2).gather(2, where.flatten(2)).view(where.shape)
+
+
 @dataclass(frozen=True)
 class MaxPool(Layer):
     size: int = 2
 
     def bind(self, name: str) -> Step:
-        size = (self.size, self.size)
-        # torch's own builtin: F.max_pool2d adds a Python dispatch to every call
-        return lambda w, x, buffers, tap: torch.max_pool2d(x, size)
+        return lambda w, x, buffers, tap: max_pool(x, (self.size, self.size))
 
 
 @dataclass(frozen=True)

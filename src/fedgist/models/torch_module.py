@@ -213,6 +213,12 @@ class ModuleModel(Model):
         return features.shape[1]
 
 
+def is_dense(module: nn.Module) -> bool:
+    """Whether all its weights are those of linear and norm layers."""
+    weighted = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
+    return all(isinstance(part, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for part in weighted)
+
+
 def _has_statistics(part: nn.Module) -> bool:
     return type(part) in _BATCH_NORMS and getattr(part, "running_mean", None) is not None
 

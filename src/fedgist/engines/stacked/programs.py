@@ -13,6 +13,7 @@ from fedgist.core.work import Place, Scan, stacking
 from fedgist.data.inventory import cache_folder
 from fedgist.engines.stacked.columns import PoolCache
 from fedgist.engines.stacked.grouping import Frame, Group, tensors_of
+from fedgist.engines.stacked.rewriting import reuse_carry, simplify
 
 Call = Callable[..., Sequence[Tensor]]
 """A function of the stacked tensors of all clients."""
@@ -86,6 +87,8 @@ def trace(call: Vectorised, group: Group, place: Place, cache: PoolCache, compil
         if make_fx(call)(*with_more_rows).code != graph.code:
             raise NotTraceable("it does more with a pool than index it")
     graph.graph.eliminate_dead_code()
+    if not compile:
+        simplify(graph.graph)
     graph.recompile()
     if not compile:
         again = copy.deepcopy(graph)
@@ -108,41 +111,6 @@ class Traced:
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         return self.first(*tensors)
-
-
-aten = torch.ops.aten
-IN_PLACE = {
-    aten.add.Tensor: aten.add.out,
-    aten.addcmul.default: aten.addcmul.out,
-    aten.lerp.Scalar: aten.lerp.Scalar_out,
-}
-"""What optimisers end with, number by number, and how it is written into a tensor that is there."""
-
-
-def reuse_carry(graph: torch.fx.Graph, count: int) -> None:
-    """Have operations that make the carry anew (the first `count` arguments) write into the old one, which nobody reads
-    after them."""
-    nodes = list(graph.nodes)
-    place, results = {node: i for i, node in enumerate(nodes)}, nodes[-1].args[0]
-    for old, new in zip(nodes[:count], results[:count], strict=True):
-        fits = new.target in IN_PLACE and _form(new) == _form(old)
-        given_twice = results.count(new) > 1 or _views(new) & set(results)
-        if fits and not given_twice and all(place[reader] <= place[new] for reader in _readers(old)):
-            new.target, new.kwargs = IN_PLACE[new.target], {**new.kwargs, "out": old}
-
-
-def _form(node: torch.fx.Node) -> tuple[torch.Size, torch.dtype]:
-    return node.meta["val"].shape, node.meta["val"].dtype
-
-
-def _views(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """Other names for a tensor's memory."""
-    views = {user for user in node.users if getattr(user.target, "is_view", True) or "view" in str(user.target)}
-    return views.union(*map(_views, views))
-
-
-def _readers(node: torch.fx.Node) -> set[torch.fx.Node]:
-    return {user for alias in (node, *_views(node)) for user in alias.users}
 
 
 def _without_gradients(call: Call) -> Call:
