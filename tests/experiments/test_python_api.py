@@ -87,6 +87,15 @@ def test_the_automatic_engine_goes_by_the_layers_of_an_own_module(model, given, 
     assert f'engine = "{engine}"' in (kept.folder / "config.toml").read_text()
 
 
+def test_a_resumed_run_keeps_the_engine_that_it_began_with(tmp_path):
+    """An earlier version may have chosen another."""
+    begun = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=1, device="cpu", engine="threaded", out=tmp_path / "run")
+    fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, device="cpu", out=tmp_path / "run", resume=True)
+    assert 'engine = "threaded"' in (begun.folder / "config.toml").read_text()
+    with pytest.raises(FedgistError, match="engine was 'threaded' and is now 'stacked'"):
+        fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, engine="stacked", out=tmp_path / "run", resume=True)
+
+
 def test_own_runs_can_be_kept_and_resumed(tmp_path):
     kept = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run")
     assert kept.folder == tmp_path / "run"

@@ -76,7 +76,7 @@ def run(
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(held))}
         config = configs.resolve(options, fixed, brought, profile=profile)
         load = partial(sources.from_memory, data=held, test=test, classes=classes, own_models=own)
-    if config.engine == "auto":
+    if config.engine == "auto" and not (resume and out is not None and RunFolder(out).started):
         config = dataclasses.replace(config, engine=fitting_engine(config, modules))
     shown = choose(quiet=not progress)
     result = runner.run(config, out, resume=resume, load=load, progress=shown, overwrite=overwrite)

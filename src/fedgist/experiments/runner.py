@@ -59,13 +59,18 @@ class Interrupted(KeyboardInterrupt):
         self.kept = kept
 
 
-def prepare(config: RunConfig) -> RunConfig:
+def prepare(config: RunConfig, begun: RunFolder | None = None) -> RunConfig:
     """The configuration with `auto` replaced by what this machine has, noise that is left open by what the budget
     allows, and a file of links by what is in it, so that the folder says what really ran.
+
+    A run that was `begun` keeps the engine that it began with, whatever another version would choose.
     """
     device = engines.find_device(config.device)
     engines.check_name(config.engine, ("auto", *engines.NAMES))
-    engine = fitting_engine(config) if config.engine == "auto" else config.engine
+    engine = config.engine
+    if engine == "auto":
+        kept = begun is not None and begun.started and configs.resolve(configs.load(begun.config)).engine
+        engine = kept or fitting_engine(config)
     topology = config.topology and topologies.settled(config.topology)
     return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))
 
@@ -104,8 +109,8 @@ def run(
     """
     if resume and overwrite:
         raise FedgistError("a run either goes on (resume) or is made anew (overwrite)")
-    config = dataclasses.replace(prepare(config), seeds=1)
     folder = None if out is None else RunFolder(out)
+    config = dataclasses.replace(prepare(config, folder if resume else None), seeds=1)
     if folder is not None and folder.started and not overwrite:
         provenance.check_again(folder, config, resume)
         if folder.finished:
@@ -124,7 +129,8 @@ def run_together(runs: Sequence[tuple[RunConfig, Path]], load: Source = sources.
 
     Each goes on from its last checkpoint; those that are behind catch up first.
     """
-    prepared = [(dataclasses.replace(prepare(config), seeds=1), RunFolder(out)) for config, out in runs]
+    asked = [(config, RunFolder(out)) for config, out in runs]
+    prepared = [(dataclasses.replace(prepare(config, folder), seeds=1), folder) for config, folder in asked]
     for config, folder in prepared:
         if folder.started:
             provenance.check_again(folder, config, resume=True)
