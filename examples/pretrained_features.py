@@ -29,7 +29,7 @@ def main(data_dir: str, samples: int = 10_000) -> dict[str, float]:
     torch.manual_seed(0)  # the weights that a module is made with are the start
     place = {"data_dir": data_dir, "limit": samples}
     clothes = fedgist.run("centralized", net(), "fashion-mnist", rounds=5, epochs=1, batch=64, lr=0.05, **place)
-    digits = {"alpha": 0.1, "partition": "dirichlet-balanced", "clients": 10, **place}
+    digits = {"rounds": 1, "alpha": 0.1, "partition": "dirichlet-balanced", "clients": 10, **place}
     found = {
         "trained on clothes": fedgist.run("gist", clothes.model, "mnist", features="model", **digits),
         "never trained": fedgist.run("gist", net(), "mnist", features="model", **digits),

@@ -36,6 +36,7 @@ from fedgist.families.local_training import (
     train,
     trainer,
 )
+from fedgist.families.own_heads import Head, OwnHeadOptions, OwnHeads
 from fedgist.families.own_model import OwnModel, OwnModelOptions, one_feature_size
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
 from fedgist.families.private_training import PrivatelyTrained

@@ -28,6 +28,17 @@ def test_a_share_of_every_client_is_judged_on_and_not_trained_on() -> None:
         from_dataset(resolve(base, {"validation": 0.001}))
 
 
+def test_clients_may_be_judged_on_what_was_held_out_of_them() -> None:
+    """Each on its own share of what all are judged on; which needs something that is held out."""
+    base = {"method": "fedavg", "dataset": "digits", "clients": 4, "alpha": 0.1, "device": "cpu", "validation": 0.25}
+    made = from_dataset(resolve(base, {"client_test": "own-share"}))
+    own = [data.test[1] for data in made.sites.values() if data.test is not None]
+    assert torch.equal(torch.cat(own), made.test[1]) and all(len(y) < len(made.test[1]) for y in own)
+    for wrong in ({"validation": 0.0}, {"discrepancy": "rotation"}):
+        with pytest.raises(FedgistError, match="own-share is what validation holds out"):
+            resolve({**base, "client_test": "own-share", **wrong})
+
+
 def _sorted(rows: torch.Tensor) -> torch.Tensor:
     """In an order that depends on the values alone."""
     return torch.tensor(sorted(rows.tolist()))

@@ -189,7 +189,7 @@ def wrong(**values):
         ({"model": "mlp:200"}, "a model's options are written name:key=value:key=value, not 'mlp:200'"),
         ({"record": "Locl"}, "unknown message type of fedavg 'Locl'; did you mean 'Local'"),
         ({"method": "fedavgg"}, "unknown method 'fedavgg'; did you mean 'fedavg'"),
-        ({"client_test": "mine"}, "unknown client_test 'mine'; known: all, own-labels"),
+        ({"client_test": "mine"}, "unknown client_test 'mine'; known: all, own-labels, own-share"),
     ],
 )
 def test_what_is_wrong_is_said(values, sentence):

@@ -19,6 +19,8 @@ def test_all_or_the_head_with_statistics_or_without() -> None:
     assert Travel("all", "aggregate").names(NET) == everything
     assert Travel("all", "local").names(NET) == trained
     assert Travel("head", "aggregate").names(NET) == Travel("head", "local").names(NET) == HEAD
+    assert Travel("body", "aggregate").names(NET) + HEAD == list(NET.shapes)
+    assert Travel("body", "local").names(NET) + HEAD == trained
 
 
 def test_a_head_may_begin_at_an_earlier_layer() -> None:

@@ -103,6 +103,7 @@ def test_what_a_round_costs() -> None:
     [
         ({"weighting": "samples"}, "mlp", "set weighting to uniform"),
         ({"share": "head"}, "mlp", "score models on data of their own"),
+        ({"share": "body"}, "mlp", "score models on data of their own"),
         ({"clip": 1.0}, "mlp", "set record_clip instead"),
         ({"batch": "all"}, "mlp", "batch=all tells how many records"),
         ({"noise_multiplier": 0.0}, "mlp", "training without noise is not private"),

@@ -13,7 +13,7 @@ from fedgist.families.traffic import payload, warn_if_dearer
 from toys import clients, federation
 
 
-@pytest.mark.parametrize("settings", [{}, {"share": "head"}, {"batch_norm": "local"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"share": "head"}, {"share": "body"}, {"batch_norm": "local"}], ids=str)
 def test_the_payload_of_a_round_is_what_the_ledger_counts(settings: dict[str, str], tmp_path: Path) -> None:
     with closing(Ledger(tmp_path / "ledger.csv")) as ledger:
         engine = federation("fedavg", clients(4), "cnn", ledger=ledger, steps=1, batch=4, **settings)

@@ -88,13 +88,13 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for number, id in enumerate("ab", 1):
         datasets.export("digits", tmp_path / id, part=f"{number}/2")
 
-    def made(out: str, finish: str, resume: bool = False) -> Any:
+    def made(out: str, finish: str, resume: bool = False, share: str = "all") -> Any:
         @contextlib.contextmanager
         def connected() -> Iterator[Wire]:
             yield Wire(tmp_path, {"a": "", "b": ""}, 100)
 
         def config(known: dict[str, Any]) -> Any:
-            layer = {"method": "fedavg", "rounds": 2, "steps": 2, "device": "cpu", "finish": finish}
+            layer = {"method": "fedavg", "rounds": 2, "steps": 2, "device": "cpu", "finish": finish, "share": share}
             return resolve({**layer, "engine": "sequential"}, known)
 
         return runs.run(["a", "b"], connected, config, tmp_path / out, resume, Patience(), Silent())
@@ -106,6 +106,9 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert later.bytes_up == at_once.bytes_up > plain.bytes_up
     same = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("at-once", "later")]
     assert same[0] == same[1]
+
+    trained, own = made("trained", "none", share="body"), made("own", "gist", share="body")
+    assert own.accuracy > trained.accuracy + 0.1 and "deviation_between_clients" in own.metrics[-1]
 
 
 def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
-from fedgist.learning.ridge import Ridge, as_logits, symmetric, triangle
+from fedgist.learning.ridge import OWN, Ridge, as_logits, moved, symmetric, triangle
 
 
 def data(n: int = 40, d: int = 7, c: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,6 +71,28 @@ def test_softmax_of_logits_is_the_score_to_first_order() -> None:
         weight, bias = as_logits(length * apart.T, torch.full((4,), 0.25).double())
         errors.append(((weight.T + bias).softmax(1) - (0.25 + length * apart)).abs().max().item())
     assert 0 < errors[1] < 0.02 * errors[0]
+
+
+def test_a_head_is_moved_by_the_samples_of_a_client() -> None:
+    """With u = (z, 1) and r = y − 1/c − uH: H + D, D minimising Σ‖r − uD‖² + ρ‖D‖², found by least squares with √ρ I
+    below u. Of all ρ that with the least n‖(I − P)r‖² / tr(I − P)², P = u(u'u + ρI)⁻¹u' of all samples."""
+    z, y = data()
+    z, y = z[:12] + 0.3, y[:12] - 1 / 3
+    u, head = torch.nn.functional.pad(z, (0, 1), value=1.0), Rng(2).normal(8, 3).double()
+    products, r = u.T @ u, y - u @ head
+
+    def left_out(ridge: float) -> float:
+        rest = torch.eye(12).double() - u @ torch.linalg.solve(products + ridge * torch.eye(8).double(), u.T)
+        return ((rest @ r).square().sum() / rest.trace() ** 2).item()
+
+    ridge = min((factor * products.trace().item() / 8 for factor in OWN), key=left_out)
+    assert OWN[0] > ridge * 8 / products.trace().item() > OWN[-1]
+    stacked = np.vstack([u.numpy(), np.sqrt(ridge) * np.eye(8)])
+    wanted = np.linalg.lstsq(stacked, np.vstack([r.numpy(), np.zeros((8, 3))]), rcond=None)[0]
+    found = moved(head, products, u.T @ y)
+    assert np.allclose(found.numpy(), head.numpy() + wanted, atol=1e-12)
+    for n in (0, 1):
+        assert moved(head, u[:n].T @ u[:n], u[:n].T @ y[:n]) is head
 
 
 def test_more_features_than_samples_or_none() -> None:

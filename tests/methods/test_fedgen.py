@@ -229,6 +229,12 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         federation("fedgen", users(5, 5), ("cnn:feature_size=16", "mlp:feature_size=16"))
 
 
+def test_heads_must_travel() -> None:
+    """From them the generator learns."""
+    with pytest.raises(FedgistError, match="set share to all or head"):
+        federation("fedgen", users(5, 5), "cnn", share="body")
+
+
 def test_published_protocol() -> None:
     """Global weights with each user's own statistics, on its share of the test images of its labels, pooled.
 

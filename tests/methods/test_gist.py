@@ -19,6 +19,7 @@ from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.features import drawn
+from fedgist.learning.ridge import moved
 
 Parts = Sequence[Sequence[int] | Tensor]
 SMALL = {"grid": 2, "orientations": 4, "ridge": "0.01"}
@@ -155,6 +156,41 @@ def test_who_was_away_is_asked_again_and_then_nobody() -> None:
     engine.run_round()
     assert torch.equal(engine.state["weight"], everybody)
     assert engine.ledger.totals().messages == twice
+
+
+def test_a_client_makes_a_head_of_its_own() -> None:
+    """The common one, moved by sums of u = (z, 1) over its own samples; up goes nothing more but that it is done. Who
+    has one sample or none has the common one, and so has who has all of them; who was away has none."""
+    parts = [*splits()["one class each"], [0], []]
+    one = federation(parts, {**SMALL, "wire": "float64"}, wide=True)
+    own = federation(parts, {**SMALL, "wire": "float64", "own": True}, wide=True)
+    for engine in (one, own):
+        engine.run_round()
+    assert own.ledger.totals().paper_up == one.ledger.totals().paper_up
+    method, state, union = own.method, own.state, digits()[1]
+    assert torch.equal(state["weight"], one.state["weight"])
+    common = torch.cat([state["weight"], state["intercept"][None] - 0.1])
+    w = {name: tensor.double() for name, tensor in drawn(method.features, state["seed"]).items()}
+    z = (method.features(w, union.x.double()) - state["mean"]) / 2
+    all_u, all_y = torch.nn.functional.pad(z, (0, 1), value=1.0), torch.eye(10).double()[union.y]
+    for me in own.clients():
+        part = parts[int(me.id)]
+        u, y = all_u[part], all_y[part]
+        wanted = moved(common, u.T @ u, u.T @ (y - 0.1))
+        found = torch.cat([me.state["weight"], me.state["intercept"][None] - 0.1])
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-8 * wanted.abs().max().item())
+        assert torch.equal(found, common) == (len(part) < 2)
+    accuracies = [own.evaluate(digits()[0].test)["accuracy"], one.evaluate(digits()[0].test)["accuracy"]]
+    assert accuracies[0] < 0.5 < accuracies[1]  # heads of clients of one class, on the digits of all
+
+    away = federation(parts[:3], {**SMALL, "own": True}, outage=lambda id, round, exchange: id == "1")
+    away.run_round()
+    models = [method.client_weights(me, {}) for me in away.clients()]
+    assert [model is None for model in models] == [False, True, False]
+    alone = federation(splits()["one client"], {"grid": 2, "orientations": 4, "own": True}, wide=True)
+    alone.run_round()
+    (me,) = alone.clients()
+    assert (me.state["weight"] - alone.state["weight"]).norm() < 0.3 * alone.state["weight"].norm()
 
 
 def test_a_class_that_nobody_has_is_never_guessed() -> None:

@@ -93,8 +93,8 @@ class RunConfig:
     eval_every: int = _judged(1, "Evaluate every so many rounds, and at the end; 0 is only at the end.", low=0)
     client_test: str = _judged(
         "all",
-        "What clients test their own models on: all test data, or that of their labels.",
-        ("all", "own-labels"),
+        "What clients test their own models on: all test data, that of their labels, or their share of the validation.",
+        ("all", "own-labels", "own-share"),
         role=Role.GROUND | Role.SIMULATION,
     )
     validation: float = _judged(
@@ -345,6 +345,10 @@ def check(config: RunConfig) -> None:
         _check_sums(config)
     if config.record:
         _check_record(config)
+    if config.client_test == "own-share" and (not config.validation or config.discrepancy):
+        raise FedgistError(
+            "client_test = own-share is what validation holds out of a client: set it, and leave out discrepancy"
+        )
 
 
 def _check_finish(config: RunConfig) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import Params
@@ -26,17 +28,20 @@ def method(config: RunConfig, rounds: Method, state: Tree) -> Method:
     """The method of the finish, given that of the rounds and the state that the server is in; or why there is none."""
     name, given = finish_spec(config.finish or "")
     kind: Any = methods.find(name)
-    made: Method = kind(build(kind.Config, given), rounds.task, learned(rounds, state))
+    w = learned(rounds, state)
+    own = {} if w.keys() == rounds.model.shapes.keys() else {"own": True}
+    head = {name: torch.zeros(shape) for name, shape in rounds.model.shapes.items() if name not in w}
+    made: Method = kind(build(kind.Config, own | given), rounds.task, {**w, **head})
     return made
 
 
 def learned(rounds: Method, state: Tree) -> Params:
-    """The server's model, whose features are the same for everybody."""
-    w = rounds.weights(state)
-    if w is None or w.keys() != rounds.model.shapes.keys():
+    """The server's model, whose features are the same for everybody; of the last layer, clients may have their own."""
+    w, net = rounds.weights(state) or {}, rounds.model
+    if apart := [name for name in net.shapes if name not in w and name not in net.names_from(net.classifier)]:
         raise FedgistError(
-            f"{rounds.name} has no whole model at the server, and its clients' models have features of their own, sums "
-            "of which mean nothing: leave out finish, or take a method whose server has a model"
+            f"clients of {rounds.name} have features of their own, sums of which mean nothing, as the server has no "
+            f"{apart[0]} for all: leave out finish, or take a method whose server has all below the last layer"
         )
     return w
 

@@ -232,7 +232,8 @@ def _held_out(config: RunConfig, clients: Mapping[str, ClientData]) -> tuple[lis
         count = int(config.validation * client.n + 1e-9)
         held, rest = order[:count], order[count:]
         apart.append((client.x[held], client.y[held]))
-        kept.append(replace(client, x=client.x[rest], y=client.y[rest]))
+        own = apart[-1] if config.client_test == "own-share" else client.test
+        kept.append(replace(client, x=client.x[rest], y=client.y[rest], test=own))
     test = torch.cat([x for x, _ in apart]), torch.cat([y for _, y in apart])
     if not len(test[1]):
         raise FedgistError(f"validation = {config.validation} of so few samples leaves nothing to judge on")
@@ -255,7 +256,7 @@ def _seen_differently(
 
 
 def _client_test(config: RunConfig, client: ClientData, test: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    if config.client_test == "all":
+    if config.client_test != "own-labels":
         return test  # the same tensors for all: they are on the device once
     mine = torch.isin(test[1], client.y.unique())
     return test[0][mine], test[1][mine]

@@ -86,8 +86,10 @@ def known(run: RunFolder) -> tuple[RunConfig, results.Result, Sums]:
         raise FedgistError(
             "noise and masks are over a set of clients as a whole: make the run again with the other set"
         )
-    if given.clip < 2 or given.mirrored or given.ridge == "validation":
-        raise FedgistError("joining and leaving are exact where nothing is clipped (clip from 2), mirrored or held out")
+    if given.clip < 2 or given.mirrored or given.ridge == "validation" or given.own:
+        raise FedgistError(
+            "joining and leaving are exact where nothing is clipped (clip from 2), mirrored, held out or a client's own"
+        )
     result = results.load(run)
     state = result.state
     if "sums" not in state or not state["answered"]:

@@ -129,7 +129,7 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
 
 def _measured_on(config: RunConfig, samples: int, own: bool) -> str:
     kind = "held-out training" if config.validation else "test"
-    some = " of the client's labels" * (own and config.client_test == "own-labels")
+    some = {"own-labels": " of the client's labels", "own-share": " of the client"}.get(config.client_test, "") * own
     seen = ", as the client sees them" * (own and bool(config.discrepancy))
     return f"{samples} {kind} samples of {config.dataset}{some}{seen}"
 

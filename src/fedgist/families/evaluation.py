@@ -65,9 +65,9 @@ def score_bounds(task: Task) -> Bounds:
     return {"tally": tally_shapes(task.classes)}
 
 
-async def score(model: Model, w: Params, me: Site) -> Score:
-    """A client's reply to an evaluation; a client without a test set counts for nothing."""
-    if me.data.test is None or len(me.data.test[1]) == 0:
+async def score(model: Model, w: Params | None, me: Site) -> Score:
+    """A client's reply to an evaluation; a client without a model or a test set counts for nothing."""
+    if w is None or me.data.test is None or len(me.data.test[1]) == 0:
         nothing = {name: torch.zeros(shape) for name, shape in tally_shapes(model.classes).items()}
         return Score(0.0, 0.0, 0, 0, nothing)
     tally = await compute(Classifier(model).tally, w, *me.data.test)

@@ -40,7 +40,9 @@ class GlobalModelOptions(LocalOptions):
 
     active: float = active_option()
     weighting: str = weighting_option()
-    share: str = option("all", "What travels: all weights, or the head alone.", choices=("all", "head"))
+    share: str = option(
+        "all", "What travels: all weights, the head alone, or all but it.", choices=("all", "head", "body")
+    )
     batch_norm: str = option("aggregate", "BatchNorm statistics: averaged, or local.", choices=("aggregate", "local"))
     common_start: bool = option(True, "Clients begin at the server's weights; false reproduces a missing broadcast.")
     published: bool = option(
@@ -98,7 +100,8 @@ class Travel:
     def names(self, model: Model) -> list[str]:
         """What is sent, in the order of the model."""
         home = model.buffers if self.batch_norm == "local" else frozenset()
-        shared = self.head(model) if self.share == "head" else model.shapes
+        head = self.head(model)
+        shared = {"all": model.shapes.keys(), "head": head, "body": model.shapes.keys() - head}[self.share]
         return [name for name in model.shapes if name in shared and name not in home]
 
     def shapes(self, model: Model) -> dict[str, tuple[int, ...]]:
@@ -176,7 +179,7 @@ class GlobalModel(SentWeights[Options]):
         super().__init__(config, task, head_from)
         for name, model in task.models.items():
             if self.travel.shapes(model) != self.travel.shapes(self.model):
-                what = "weights" if config.share == "all" else "heads"
+                what = {"all": "weights", "head": "heads", "body": "bodies"}[config.share]
                 raise MixedModels(f"{self.name} averages {what}: {name} and {task.model} have different ones")
 
     def server_init(self, rng: Rng) -> State:

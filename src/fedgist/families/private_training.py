@@ -50,7 +50,8 @@ def noisy_steps(options: LocalOptions, models: Iterable[Model], steps: int) -> N
         raise FedgistError("weights n_k tell how many records a client has: set weighting to uniform in a private run")
     if getattr(options, "share", "all") != "all" or getattr(options, "published", False):
         raise FedgistError(
-            "clients score models on data of their own with share=head or published: leave both out of a private run"
+            "clients score models on data of their own with share=head, share=body or published: leave these out of a "
+            "private run"
         )
     if options.clip:
         raise FedgistError("clip bounds the gradient of a batch: in a private run set record_clip instead")

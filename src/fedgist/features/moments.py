@@ -33,6 +33,8 @@ class Moments:
     clip: float
     """C: what is longer is shortened to it; 0 leaves features as they are."""
     mirrored: bool = False
+    one: bool = False
+    """A 1 follows z in second moments, so that sums of z and of labels are among them."""
     exact: bool = False
     """Sums in float64 of rows that are finite and of norm 1 at most: no record moves them by more than it may."""
 
@@ -62,10 +64,10 @@ class Moments:
 
     def second(self, plan: Batches, pool: Pool, w: Params, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Σ z zᵀ as its upper triangle, and Σ z (y − 1/c)ᵀ."""
-        size = self.features.size
+        size = self.features.size + self.one
         products, targets = self._zeros(pool["x"], size, size), self._zeros(pool["x"], size, self.classes)
         for x, y, weight in self._batches(plan, pool):
-            z = self._row(centred(self.features(w, x), mean, self.clip))
+            z = F.pad(self._row(centred(self.features(w, x), mean, self.clip)), (0, self.one), value=1.0)
             weighted = (z * weight[:, None]).T
             products = products + weighted @ z
             targets = targets + weighted @ (y.to(z.dtype) - 1 / self.classes)

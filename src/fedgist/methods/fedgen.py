@@ -135,6 +135,8 @@ class FedGen(fg.GlobalModel[Config]):
         for model in task.models.values():
             if config.latent is not None and config.latent not in model.layer_shapes:
                 raise fg.unknown(f"layer of {model.name}", config.latent, model.layer_shapes)
+        if config.share == "body":
+            raise fg.FedgistError("fedgen learns from heads, so that they travel: set share to all or head")
         super().__init__(config, task, head_from=config.latent)
         self.latent = config.latent or self.model.classifier
         self.generator = Generator(task.classes, self.model.layer_shapes[self.latent], config.noise_size, config.hidden)

@@ -12,7 +12,7 @@ Relatives: Fed3R (Fanì et al. 2024) and AFL (He et al. 2024) do this on the fea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ CANDIDATES = [4.0**k for k in range(-6, 4)]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(fg.OwnHeadOptions):
     features: str | None = fg.option(
         None,
         "The feature map: scattering, fourier (of scattering; of what is no image, of values), convolutions (random), "
@@ -105,7 +105,7 @@ class Hits:
     correct: Tensor = fg.wire(fg.int64, shape=("counts",), additive=True, low=0)
 
 
-class Gist(fg.Method[Config]):
+class Gist(fg.OwnHeads[Config]):
     name = "gist"
     summary = "Sums of fixed features and of their products give everybody's exact ridge classifier in one round."
     profiles = {
@@ -151,8 +151,8 @@ class Gist(fg.Method[Config]):
     @property
     def releases(self) -> dict[type, fg.Sums]:
         """Where the run is private: how far one record moves these sums."""
-        if self.validated:
-            raise fg.FedgistError("hits on held-out samples get no noise: set ridge to sums in a private run")
+        if self.validated or self.config.own:
+            raise fg.FedgistError("counts of hits get no noise: set ridge to sums and own to false in a private run")
         return dict(zip((First, Second), self.moments.releases(self.config.spend), strict=True))
 
     # The server
@@ -179,6 +179,8 @@ class Gist(fg.Method[Config]):
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
+        if self.config.own:
+            await fed.ask(multiplied.ids, fg.Head(seed, **fg.tree.map(self.on_wire, fitted)), fg.Done)
         sums = {**vars(described.sum), **vars(multiplied.sum)}  # who joins later changes these
         fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
         return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
@@ -199,9 +201,6 @@ class Gist(fg.Method[Config]):
         correct = (await fed.ask(ids, request, Hits)).sum.correct[:-1].tolist()
         return max(zip(correct, ridges, strict=True))[1]
 
-    async def evaluate(self, state: fg.State, fed: fg.Federation, test: fg.Samples) -> dict[str, float]:
-        return await fg.scores(self.model, self.weights(state), test)
-
     def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
         mean, (weight, intercept) = state["mean"], as_logits(state["weight"], state["intercept"])
         if self.folded:  # (φ − μ) W + ȳ = φ W + (ȳ − μ W)
@@ -216,29 +215,30 @@ class Gist(fg.Method[Config]):
     @fg.handler
     async def describe(self, me: fg.Site, msg: Describe) -> First:
         me.state["w"] = msg.w
-        work = self.plan(me), me.data.pool, self.public(msg.seed, msg.w)
-        features, labels = await fg.compute(self.moments.first, *work)
+        features, labels = await fg.compute(self.moments.first, *self.work(me, msg.seed))
         return First(self.on_wire(features), self.on_wire(labels))
 
     @fg.handler
     async def multiply(self, me: fg.Site, msg: Centre) -> Second:
-        work = self.plan(me), me.data.pool, self.public(msg.seed, me.state["w"]), msg.mean
-        products, targets = await fg.compute(self.moments.second, *work)
+        products, targets = await fg.compute(self.moments.second, *self.work(me, msg.seed), msg.mean)
         return Second(products.to(self.wire), targets.to(self.wire))
+
+    async def own_sums(self, me: fg.Site, head: fg.Head) -> tuple[Tensor, Tensor]:
+        return await fg.compute(replace(self.moments, one=True).second, *self.work(me, head.seed), head.mean)
 
     @fg.handler
     async def judge(self, me: fg.Site, msg: Judge) -> Hits:
-        work = self.plan(me, held_out=True), me.data.pool, self.public(msg.seed, me.state["w"])
+        work = self.work(me, msg.seed, held_out=True)
         return Hits(await fg.compute(self.moments.hits, *work, msg.mean, msg.weights, msg.intercept))
 
-    def plan(self, me: fg.Site, held_out: bool = False) -> dict[str, Tensor]:
-        """Batches of what a client learns from, or of what it holds out: all samples, some of them under mask 0."""
+    def work(self, me: fg.Site, seed: int, held_out: bool = False) -> tuple[dict[str, Tensor], fg.Tree, fg.Params]:
+        """Batches of what a client learns from, or holds out (all else under mask 0); its samples; φ's own."""
         enough = 1 << max(0, me.data.n - 1).bit_length()  # not each its own size, so that small clients are stacked
         plan = me.data.epochs(me.rng("order"), 1, min(self.config.batch, enough))
-        if not self.validated:
-            return plan
-        aside = plan["index"] % self.config.held_out == self.config.held_out - 1
-        return {**plan, "mask": plan["mask"] * (aside == held_out)}
+        if self.validated:
+            aside = plan["index"] % self.config.held_out == self.config.held_out - 1
+            plan = {**plan, "mask": plan["mask"] * (aside == held_out)}
+        return plan, me.data.pool, self.public(seed, me.state["w"])
 
     def public(self, seed: int, w: fg.Params) -> fg.Params:
         """What the feature map computes with: known from a seed, and what was learned."""
