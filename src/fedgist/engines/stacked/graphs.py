@@ -163,7 +163,10 @@ class CapturedCompute:
     def __init__(self, call: Call, group: Group, place: Place, memory: Any):
         self._inputs = [Buffer(column, place) for column in group.consts]
         self._load(group)
-        body = functools.partial(self._run_once, call)
+
+        def body() -> Sequence[Tensor]:
+            return call(*[buffer.tensor for buffer in self._inputs])
+
         warm_up(body)
         self._graph, self._outputs = record(body, memory)
 
@@ -174,9 +177,6 @@ class CapturedCompute:
         self._load(group)
         self._graph.replay()
         return [tensor.clone() for tensor in self._outputs]
-
-    def _run_once(self, call: Call) -> Sequence[Tensor]:
-        return call(*[buffer.tensor for buffer in self._inputs])
 
     def _load(self, group: Group) -> None:
         for buffer, column in zip(self._inputs, group.consts, strict=True):
