@@ -20,14 +20,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def begin(device: torch.device) -> None:
+    """What a worker thread does first."""
+    torch.set_num_threads(1)  # a property of the calling thread: the main thread keeps its own
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # gives the thread the device's context, for want of which cuBLAS would warn
+
+
 class Threaded:
     name = "threaded"
 
     def __init__(self, place: Place = Place(), workers: int | None = None):
         self.place = place
         self.workers = workers or cores()
-        # The number of intra-op threads is a property of the calling thread: the main thread keeps its own.
-        self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=torch.set_num_threads, initargs=(1,))
+        self._pool = ThreadPoolExecutor(self.workers, "fedgist", initializer=begin, initargs=(place.device,))
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
         with gpu_arithmetic(self.place):

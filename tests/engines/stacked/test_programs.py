@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist.core.work import Chunks, Place, Pool, Scan, execute
+from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, execute
 from fedgist.engines.stacked import programs
 from fedgist.engines.stacked.columns import PoolCache
 from fedgist.engines.stacked.flat_work import flatten
@@ -34,6 +34,16 @@ def test_a_stack_of_one_client(made: bool) -> None:
         for run in (call, quick):
             (found,) = call.split(programs.run_scan(run, group, HERE, PoolCache()), 1)
             assert torch.equal(found["w"], execute(work, HERE)["w"])
+
+
+@pytest.mark.parametrize("traceable", [False, True])
+def test_a_single_call_of_one_client(traceable: bool) -> None:
+    """It has nothing that vmap could map over, which to compile it a large net's call once failed by."""
+    x = torch.arange(6.0).reshape(2, 3)
+    group = Group([flatten(Compute(torch.square, (x,)), HERE)])
+    call = programs.Vectorised(group, traceable)
+    (found,) = call.split(programs.run_compute(call, group, HERE, PoolCache()), 1)
+    assert torch.equal(found, x.square())
 
 
 def descend(carry: Any, x: Tensor) -> Any:

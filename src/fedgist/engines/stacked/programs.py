@@ -30,11 +30,13 @@ class NotTraceable(Exception):
 class Vectorised:
     """A function of one client's trees as a function of the stacked tensors of many.
 
-    A stack of one needs no vmap, unless it is to be traced: torch's own autograd cannot always be.
+    A stack of one needs no vmap, unless it is to be traced: torch's own autograd cannot always be. vmap wants a tensor
+    to map over, and a call of one client's has none.
     """
 
     def __init__(self, group: Group, traceable: bool = False):
-        self.fn, self.dims, self.single = group.fn, group.dims, group.size == 1 and not traceable
+        self.fn, self.dims = group.fn, group.dims
+        self.single = group.size == 1 and not (traceable and any(dim is not None for dim in self.dims))
         self.arguments = group.frame()
         self.carry = Frame(group.first.carry) if isinstance(group.first, Scan) else None
         self.results: Frame | None = None
