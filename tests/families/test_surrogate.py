@@ -78,8 +78,9 @@ def test_bytes_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize("changes", [(), ("color", "crop")])
-def test_nobody_holds_enough_of_anything(changes: tuple[str, ...]) -> None:
-    engine = quick("feddm", min_class=50, server_augmentation=changes)
+@pytest.mark.parametrize("nothing", [{"min_class": 50}, {"server_epochs": 0}])
+def test_without_images_or_without_passes_the_server_stays(nothing: dict[str, int], changes: tuple[str, ...]) -> None:
+    engine = quick("feddm", server_augmentation=changes, **nothing)
     start = storage.digest(engine.state["w"])
     assert storage.digest(after(engine)) == start
 

@@ -115,7 +115,7 @@ class ImageTrained(ServerModel[Training]):
         steps, batch = plan["index"].shape
         plan["lr"] = torch.full((steps,), config.server_lr, dtype=torch.float64)
         plan["lr"][steps // 2 :] *= config.server_decay
-        if config.server_augmentation:
+        if config.server_augmentation and steps:  # vmap needs a seed to map over
             seeds = rng("augmentation").seeds(steps)[:, None] + torch.arange(batch)
             augmentation = Augmentation(config.server_augmentation, self.task.shape[1:])
             plan["changes"] = augmentation.draw(seeds.to(x.device), one_kind=config.server_kinds == "batch")
