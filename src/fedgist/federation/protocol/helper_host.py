@@ -1,7 +1,6 @@
 """What a helper runs: it gives the sums of masks that sites have sealed for it. It has no data and is in no sum."""
 
 import fcntl
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class HelperHost:
             here = Exchange(header.run, header.phase, header.round, header.exchange)
             found = to_bytes(MaskSum, side.answer(here, Seeds, Codec(side.form.bounds).read(Seeds, payload)))
             self._made = self._made and (self._made[0], self._remembered(), side)
-        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        fingerprint = header.fingerprint(payload)
         return Reply(header.run, header.version, tag_of(MaskSum), False, fingerprint), found
 
     def _present_side(self) -> HelperSide:

@@ -5,7 +5,6 @@ their field or is out of all proportion is that site's failure, is said so by na
 This engine is the server; where sites ask each other, `peer_engine` conducts them.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -310,7 +309,7 @@ class RemoteEngine(Engine):
         state, spoken = self.working.get(id, self.versions.get(id, "")), self.protocols.get(id, PROTOCOL)
         where = self.run, self.round, self.phase, self.exchange
         header = Request(*where, tag, state, sorted(keep), invited, self._tokens.get(id, ""))
-        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest()) if spoken > 1 else ""
+        fingerprint = header.fingerprint(payload) if spoken > 1 else ""
         return Asked(seal(header, payload, spoken), (header.run, header.version, fingerprint))
 
     def _exchange(self, requests: Mapping[str, Asked], enough: int) -> dict[str, bytes]:
