@@ -40,6 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def write(path: Path, data: bytes) -> None:
+    """A file with just these bytes, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_bytes(data)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

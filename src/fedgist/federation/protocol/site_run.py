@@ -66,8 +66,7 @@ class SiteRun:
         """A server begins with this run, or goes on with it; a copy of a start that was followed by another is late."""
         if token != self._tokens[-1] and (not token or token not in self._tokens):
             tokens = [*self._tokens, token][-STARTS:]
-            with storage.replacing(self._tokens_file) as draft:
-                draft.write_text("\n".join(tokens))
+            storage.write(self._tokens_file, "\n".join(tokens).encode())
             self._tokens = tokens
 
     def check(self, token: str) -> None:
@@ -97,8 +96,7 @@ class SiteRun:
         if changed := state is not None:
             self.states.put(header.version, state)
         if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
-            with storage.replacing(self.heard) as draft:
-                draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
+            storage.write(self.heard, seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header
         self.forget(header.version, header.state, header.keep)
         return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
