@@ -48,8 +48,6 @@ class HelperHost:
         self._lock = threading.Lock()
         self.folder = folder
         self._made: tuple[Roster, int, HelperSide] | None = None
-        self.overdue: Callable[[], None] = lambda: None
-        """What a host does that answers too long; sums of masks take no such time."""
 
     def close(self) -> None:
         """A run is over; what was opened in it stays remembered."""
