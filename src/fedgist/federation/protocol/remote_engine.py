@@ -232,7 +232,7 @@ class RemoteEngine(Engine):
                 leaves = self.codecs[model].pack(msg)
                 packed[key] = leaves, to_bytes(type(msg), leaves)
             self.count(SERVER, name, "down", type(msg), packed[key][0])
-            self.count_invitation(SERVER, name, invited)
+            self.count_all("down", self.invitations(SERVER, name, invited))
             sent[name] = self._sealed(name, tag_of(type(msg)), invitation + packed[key][1], len(invitation))
         answers = self._exchange(sent, self.patience.count(len(sent), ask.at_least))
         unfit: dict[str, Unfit] = {}
