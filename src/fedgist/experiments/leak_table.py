@@ -6,7 +6,6 @@ numbers are kept in one file, run by run, so that a cut loses little.
 """
 
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import tempfile
@@ -28,7 +27,7 @@ from fedgist.experiments import curiosity, provenance, runner
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.reproduction import about
-from fedgist.experiments.tuning import VALIDATION
+from fedgist.experiments.tuning import VALIDATION, grid
 from fedgist.privacy.attacks import ATTACKS
 from fedgist.privacy.transcript import LEVELS
 
@@ -66,8 +65,7 @@ def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
 
 def settings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What is tried of a row: all combinations of the values of those options that have several."""
-    several = {name: values for name, values in row.items() if isinstance(values, list)}
-    return [dict(zip(several, values, strict=True)) for values in itertools.product(*several.values())]
+    return grid({name: values for name, values in row.items() if isinstance(values, list)})
 
 
 def told(setting: Mapping[str, Any]) -> str:
