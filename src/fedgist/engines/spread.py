@@ -22,11 +22,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.tree import Tree
-from fedgist.core.work import Chunks, Compute, Place, Scan, Suspend, execute
-from fedgist.engines.scheduler import Executor, Role, gpu_arithmetic
+from fedgist.core.work import Chunks, Compute, Place, Suspend, Work, execute
+from fedgist.engines.scheduler import Executor, Role, drive_together, gpu_arithmetic
 from fedgist.engines.threaded import cores
 
-Work = Compute | Scan
 WORTH_KEEPING = 1 << 10
 """Numbers from which on a tensor is looked for at a worker."""
 TRIES = 3
@@ -110,21 +109,7 @@ class Spread:
         self._keys = itertools.count()
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        results: list[Any] = [None] * len(roles)
-        outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
-        try:
-            while outcomes:
-                works: dict[int, Work] = {}
-                for i in list(outcomes):
-                    try:
-                        works[i] = roles[i].send(outcomes.pop(i))
-                    except StopIteration as stop:
-                        results[i] = stop.value
-                outcomes = self._execute(works)
-        finally:
-            for role in roles:
-                role.close()
-        return results
+        return drive_together(roles, self._execute)
 
     def _execute(self, works: dict[int, Work]) -> dict[int, Any]:
         """The results of all work; what is done alone, on this device for all to agree on, is done here."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.tree import Tree
-from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan
+from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan, Work
 from fedgist.engines.stacked.columns import Column, collect_columns, send
-from fedgist.engines.stacked.flat_work import FlatWork, Key, Work, by_value
+from fedgist.engines.stacked.flat_work import FlatWork, Key, by_value
 
 
 @dataclass(frozen=True)
