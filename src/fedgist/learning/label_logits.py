@@ -8,12 +8,12 @@ distance.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.message import Params
 from fedgist.core.task import Model
 from fedgist.core.tree import Tree
+from fedgist.learning.distillation import divergences
 from fedgist.learning.training import Carry, Trainer, cross_entropy, samples
 
 Told = tuple[Carry, Tensor, Tensor]
@@ -31,8 +31,7 @@ class LogitTrainer:
         """KL(softmax(target) ‖ softmax(logits)), or the mean squared difference, for each sample."""
         if self.form == "mse":
             return (logits - target).square().mean(1)
-        inputs, targets = F.log_softmax(logits, 1), F.log_softmax(target, 1)
-        return F.kl_div(inputs, targets, reduction="none", log_target=True).sum(1)
+        return divergences(target, logits)
 
     def step(
         self, carry: Told, batch: Tree, pool: Tree, lr: Tensor, table: Tensor, known: Tensor, pull: Tensor
