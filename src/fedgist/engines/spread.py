@@ -57,7 +57,7 @@ class Worker:
         results = self.executor.drive([_suspended(_mapped(work, partial(self._find, read))) for work in works])
         forms: dict[Any, list[int]] = {}
         for i, result in enumerate(results):
-            shapes = tuple((leaf.shape, leaf.dtype) for leaf in tree.leaves(result) if isinstance(leaf, Tensor))
+            shapes = tuple((leaf.shape, leaf.dtype) for leaf in tree.tensors(result))
             forms.setdefault((tree.structure(result), shapes), []).append(i)
         return [_stacked(members, [results[i] for i in members]) for members in forms.values()]
 
@@ -233,7 +233,7 @@ def _mapped(work: Work, fn: Any) -> Work:
 def _tensors(work: Work) -> list[Tensor]:
     parts = work.args if isinstance(work, Compute) else (work.carry, () if isinstance(work.xs, Chunks) else work.xs)
     more = () if isinstance(work, Compute) else work.consts
-    return [leaf for part in (*parts, *more) for leaf in tree.leaves(part) if isinstance(leaf, Tensor)]
+    return [leaf for part in (*parts, *more) for leaf in tree.tensors(part)]
 
 
 def _stacked(members: list[int], results: list[Tree]) -> tuple[list[int], Tree, list[Any]]:

@@ -56,10 +56,6 @@ def _filler(form: Tree) -> Callable[[Sequence[Tensor]], Tree]:
     return lambda tensors: form
 
 
-def tensors_of(what: Tree) -> list[Tensor]:
-    return [leaf for leaf in tree.leaves(what) if isinstance(leaf, Tensor)]
-
-
 @dataclass(frozen=True, eq=False)
 class Segment:
     """The inputs of some steps of a scan, of all clients: tensors [step, client, …], or [step, …] where shared."""
@@ -170,7 +166,7 @@ class Group:
         for work in [one.work for one in self.members]:
             assert isinstance(work, Scan)
             left = min(count, work.xs.length - first)
-            made.append(tensors_of(work.xs.make(work.xs.seed, first, left)) if left > 0 else [])
+            made.append(tree.tensors(work.xs.make(work.xs.seed, first, left)) if left > 0 else [])
         ended = [x[:0] for x in next(filter(None, made))]
         return [_stack_steps(tensors, count, place) for tensors in zip(*(one or ended for one in made), strict=True)]
 
