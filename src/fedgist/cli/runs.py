@@ -246,7 +246,7 @@ def _run_seeds(
     out: Path,
     resume: bool,
     quiet: bool,
-    group: Path | None = None,
+    group: Path | None,
     tensorboard: bool = False,
     overwrite: bool = False,
     alone: "Sequence[RunFolder | None] | None" = None,

@@ -222,21 +222,21 @@ def worth_recording(method: str) -> tuple[str, ...]:
     return tuple(sorted({kind.__name__ for kind in worth}))
 
 
-def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) -> str:
+def markdown(table: Mapping[str, Any]) -> str:
     """The table as a page shows it: found (blind), means over seeds, of replies and of sums.
 
     † marks an accuracy that is the mean over models that the clients keep.
     """
-    lines = [f"| | accuracy | seen | {' | '.join(attacks)} |", "|" + "---|" * (3 + len(attacks))]
+    lines = [f"| | accuracy | seen | {' | '.join(ATTACKS)} |", "|" + "---|" * (3 + len(ATTACKS))]
     for name, row in table["rows"].items():
         runs = [run for run in row.values() if "refused" not in run]
         if not runs:
-            lines.append(f"| {name} | refused |" + " |" * (1 + len(attacks)))
+            lines.append(f"| {name} | refused |" + " |" * (1 + len(ATTACKS)))
             continue
         accuracy = 100 * sum(run["accuracy"] for run in runs) / len(runs)
         row_of = [name, f"{accuracy:.1f}{'†' * runs[0].get('of clients', False)}"]
         for level in sorted({one["level"] for one in runs[0]["attacks"]}):
-            cells = [_cell(runs, attack, level) for attack in attacks]
+            cells = [_cell(runs, attack, level) for attack in ATTACKS]
             seen = f"{level}, masks refused" if level == "sums" and runs[0].get("shown") else level
             lines.append(f"| {' | '.join((*row_of, seen, *cells))} |")
             row_of = ["", ""]

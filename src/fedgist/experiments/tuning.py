@@ -112,7 +112,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     return max(trials, key=lambda trial: trial.accuracy)
 
 
-def chosen_toml(trials: Sequence[Trial], command: str, private: bool = False) -> str:
+def chosen_toml(trials: Sequence[Trial], command: str, private: bool) -> str:
     """The best setting of each method as TOML, which `run --config` and `compare --config` take."""
     lines = [f"# chosen on held-out samples of the clients by: {command}"]
     lines += [f"# {UNCHARGED}\n" if private else ""]
