@@ -188,9 +188,6 @@ class TreeLog:
         self._at[name] = self.length + _SIZES.size + name_bytes, body
         self.length += _SIZES.size + name_bytes + body
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._at
-
     def names(self) -> Set[str]:
         return self._at.keys()
 
