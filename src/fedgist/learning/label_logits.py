@@ -6,6 +6,7 @@ distance.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,15 +51,16 @@ class LogitTrainer:
 
 
 @dataclass(frozen=True)
-class LogitAverager:
-    """Sums up, label by label, the logits that a model gives when it is evaluated (the code of Berdoz 2022)."""
+class Averager:
+    """Sums up, label by label, the logits (the code of Berdoz 2022) or features a model gives when it is evaluated."""
 
     model: Model
+    of: Literal["logits", "features"]
 
     def step(self, carry: tuple[Tensor, Tensor], batch: Tree, pool: Tree, w: Params) -> tuple[Tensor, Tensor]:
-        """(sums of logits [C, C], counts [C]) -> the same with one more batch."""
+        """(sums [C, d], counts [C]) -> the same with one more batch."""
         x, y = samples(batch, pool)
-        return add_by_label(*carry, self.model(w, x).logits, y, batch["mask"])
+        return add_by_label(*carry, getattr(self.model(w, x), self.of), y, batch["mask"])
 
 
 def add_by_label(sums: Tensor, counts: Tensor, values: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
