@@ -84,7 +84,7 @@ class Sites:
             return resolve({"method": method, "model": "mlp:hidden=16", "rounds": 2, "device": "cpu", **given}, known)
 
         self.settled = runs.settle(list(self.hosts), config, self.folder / method, False, code)
-        return runs.run([], connected, self.settled, None, False, Patience(sites=sites), Silent())
+        return runs.run(self.settled, connected, False, Patience(sites=sites), Silent())
 
 
 def test_a_module_with_attention_and_dropout_learns_beside_others(package: str, tmp_path: Path) -> None:

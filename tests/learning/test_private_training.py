@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from auditing import least_mu
 from fedgist import models
 from fedgist.core.rng import Rng
-from fedgist.dp.audit import least_mu
 from fedgist.dp.randomness import secret, simulated
 from fedgist.dp.releases import grid
 from fedgist.learning.optimisers import SGD

@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from auditing import least_mu
 from fedgist import engines, methods
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError, MixedModels
@@ -21,7 +22,6 @@ from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import gaussian
 from fedgist.dp.accountant import CLIENT, RECORD
-from fedgist.dp.audit import least_mu
 from fedgist.dp.budget import Book
 from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sums

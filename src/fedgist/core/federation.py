@@ -116,6 +116,6 @@ class Site:
     state: State
     rng: Rng
     info: Mapping[str, str]
+    """What it announced: its architecture as `model`."""
     secret: Callable[[str], Callable[[int], Tensor]] | None = None
     """Random bits by a name, which only the site can know; None in a simulation, where nothing is secret."""
-    """What it announced: its architecture as `model`."""

@@ -17,7 +17,6 @@ from fedgist.dp import gaussian
 
 INTERVAL = 2e-3
 """Privacy losses are rounded up to multiples of this, so that ε errs upwards only."""
-LIBRARY = "dp-accounting"
 RECORD, CLIENT = "record", "client"
 UNITS = {RECORD: "one record, added or removed", CLIENT: "one client with all of its records, added or removed"}
 

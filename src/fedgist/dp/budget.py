@@ -90,8 +90,7 @@ class Plan:
     def write(self, path: Path) -> None:
         rows = [release.row() for release in self.releases]
         content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNITS[RECORD], "releases": rows}
-        with storage.replacing(path) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        storage.write(path, (json.dumps(content, indent=1) + "\n").encode())
 
     @staticmethod
     def load(path: Path) -> "Plan":
@@ -197,8 +196,7 @@ class Outbox:
         return path.read_bytes() if path.is_file() else None
 
     def put(self, key: str, data: bytes) -> None:
-        with storage.replacing(self._path(key)) as draft:
-            draft.write_bytes(data)
+        storage.write(self._path(key), data)
 
     def _path(self, key: str) -> Path:
         return self.folder / hashlib.sha256(key.encode()).hexdigest()

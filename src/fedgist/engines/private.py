@@ -19,7 +19,7 @@ from fedgist.dp.budget import SPENT, Book, Limit, Outbox, Spent
 from fedgist.dp.randomness import Noise
 from fedgist.dp.releases import Declared, Mechanism, samples, unit
 from fedgist.engines.engine import SiteFailure
-from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
+from fedgist.engines.layer import Exchange, Form, Layer, SiteAround, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
 
 NOISES = ("local", "sum")
@@ -73,7 +73,7 @@ def _form(inner: Form) -> Form:
     return replace(inner, travels=lambda reply: inner.travels(noised(reply)))
 
 
-class PrivateSite(SiteLayer):
+class PrivateSite(SiteAround):
     """A site's half: noise, the book, the outbox, and then the layer inside."""
 
     def __init__(
@@ -88,7 +88,8 @@ class PrivateSite(SiteLayer):
         memory: str = "",
     ):
         """`memory` names what the site knows of the run: where that is forgotten, all is charged anew."""
-        self.inner, self.promise, self.releases, self.form = inner, promise, releases, _form(inner.form)
+        super().__init__(inner)
+        self.promise, self.releases, self.form = promise, releases, _form(inner.form)
         self.book, self.limit, self.draw, self.kept, self.memory = book, limit, draw, kept, memory
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
@@ -111,13 +112,7 @@ class PrivateSite(SiteLayer):
             self.book.charge(key, mechanism.release(sums), self.limit, reply=tag_of(reply), enough=self.promise.noise)
         except Spent as spent:
             raise SiteFailure(str(spent)) from spent
-        return self.inner.wrap(exchange, invitation, noised(reply), found)
-
-    def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
-        self.inner.hear(exchange, request, leaves)
-
-    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
-        return self.inner.answer(exchange, request, leaves)
+        return super().wrap(exchange, invitation, noised(reply), found)
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,8 @@ class FedSGD(fg.ServerModel[Config]):
         w: fg.Params = state["learned"]
         if self.features is None:
             return w
-        last, public = (
-            w["classifier.weight"],
-            self.public(state["seed"]),
-        )  # φ W + b, of φ − 0, of which no norm is above 1
+        last, public = w["classifier.weight"], self.public(state["seed"])
+        # φ W + b, of φ − 0, of which no norm is above 1
         head = {"mean": last.new_zeros(self.features.size), "clip": last.new_ones(()), "weight": last.T}
         head |= {"bias": w["classifier.bias"]}
         fixed = {f"features.{name}": value.to(last) for name, value in public.items()}

@@ -228,8 +228,7 @@ class SiteHost:
         for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
-        with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
-            draft.write_bytes(seal(start))
+        storage.write(self._folder(start.run) / "start.envelope", seal(start))
         self._forget_old_runs(start.run)
         self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
