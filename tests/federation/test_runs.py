@@ -112,7 +112,10 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert own.accuracy > trained.accuracy + 0.1 and "deviation_between_clients" in own.metrics[-1]
 
 
-def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_site_joins_a_model_of_gist_and_leaves_it(
+    balance: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two sites and a third that joins later are three; with its sums taken out again they are two."""
     monkeypatch.chdir(tmp_path)
     for number, id in enumerate("abc", 1):
@@ -125,7 +128,7 @@ def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch:
 
         def config(known: dict[str, Any]) -> Any:
             layer = {"method": "gist", "rounds": 1, "grid": 2, "scales": 1, "device": "cpu", "engine": "sequential"}
-            return resolve(layer, known)
+            return resolve({**layer, "balance": balance}, known)
 
         settled = runs.settle(list(sites), config, tmp_path / f"run-{sites}", False)
         return runs.run(settled, connected, False, Patience(), Silent())
