@@ -30,6 +30,7 @@ from fedgist.families.local_training import (
     LocalOptions,
     TrainingOptions,
     bits_of,
+    check_by_record,
     learner,
     plan_of,
     pool_of,

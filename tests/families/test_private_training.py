@@ -19,6 +19,7 @@ from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
 from fedgist.families.global_model import GlobalModelOptions
 from fedgist.families.private_training import noisy_steps
+from toys import play, toy_federation
 
 PRIVATE: dict[str, Any] = {"method": "fedavg", "epsilon": 8.0, "weighting": "uniform", "noise_multiplier": 1.0}
 SMALL = {"dataset": "digits", "limit": 120, "clients": 3, "model": "mlp:hidden=8", "steps": 3, "device": "cpu"}
@@ -96,6 +97,14 @@ def test_what_a_round_costs() -> None:
     options = GlobalModelOptions(weighting="uniform", noise_multiplier=2.0, sampling=0.05, epochs=3)
     assert noisy_steps(options, (), options.private_steps).release == Release(2.0, 0.05, 60)
     assert replace(options, steps=7).private_steps == 7
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+@pytest.mark.parametrize(("given", "says"), [({"batch": "all"}, "batch=all tells"), ({"clip": 1.0}, "set record_clip")])
+def test_what_clips_records_has_no_use_for_it(method: str, given: dict[str, Any], says: str) -> None:
+    """Also where nothing is promised: sums of gradients divided by 2^63, or a bound that nobody looks at."""
+    with pytest.raises(FedgistError, match=says):
+        play(toy_federation(method, clients=3, noise_multiplier=1.0, **given))
 
 
 @pytest.mark.parametrize(

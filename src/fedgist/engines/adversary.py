@@ -126,10 +126,8 @@ def poisoned(data: ClientData, kind: str, task: Task) -> ClientData:
 
 def triggered(x: Tensor, task: Task) -> Tensor:
     """Samples with the trigger: the brightest square in the last corner."""
-    bright = torch.tensor(task.high).to(x).view(-1, *[1] * (len(task.shape) - 1))
+    bright = torch.tensor(task.high).to(x).view(-1, *[1] * (len(task.shape) - 1)).expand(task.shape)
     shown, corner = x.clone(), slice(-PATCH, None)
-    if len(task.shape) == 3:
-        shown[..., corner, corner] = bright
-    else:
-        shown[..., corner] = bright
+    where = (..., corner, corner) if len(task.shape) == 3 else (..., corner)
+    shown[where] = bright[where]
     return shown

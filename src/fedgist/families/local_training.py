@@ -22,7 +22,7 @@ from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
 from fedgist.learning.private_training import PrivateTrainer, poisson
 from fedgist.learning.training import Loss, Penalised, Penalty, Trainer, cross_entropy
-from fedgist.options import Role, only_images, option
+from fedgist.options import ALL, Role, only_images, option
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,20 @@ def learner(options: LocalOptions, model: Model, penalty: Penalty | None = None)
     """Training with cross-entropy, and a penalty that no record is in: as it is, or by DP-SGD."""
     if not options.noise_multiplier:
         return trainer(options, model, Penalised(penalty) if penalty else cross_entropy)
+    check_by_record(options)
     chosen = optimiser(options.optimiser, options.momentum, options.weight_decay)
     return PrivateTrainer(model, chosen, options.record_clip, options.noise_multiplier, options.batch, penalty)
+
+
+def check_by_record(options: LocalOptions) -> None:
+    """Refuses what means nothing where gradients of single records are clipped, and their sums divided by `batch`."""
+    if options.clip:
+        raise FedgistError("clip bounds the gradient of a batch: in DP-SGD set record_clip instead")
+    if options.batch == ALL:
+        raise FedgistError(
+            "batch=all tells how many records a client has, and DP-SGD divides by a number that everybody knows: set "
+            "batch to about sampling times what you expect it to be"
+        )
 
 
 @functools.lru_cache(maxsize=1024)

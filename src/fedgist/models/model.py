@@ -20,7 +20,7 @@ from fedgist.models.gpu.blocks import bind_blocks
 from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, named_entries
 
 MOST_SIDES, MOST_INPUTS = 8, 2**26
-"""Dimensions of an input, and numbers in it."""
+"""Dimensions of an input, and numbers in it; or in a layer, of which the product of two is far from int64's end."""
 CACHED, FEWEST = 2**20, 4
 """Numbers that a layer may make on a CPU and the next one still find in its caches; and fewer images than that are
 convolved otherwise.
@@ -28,7 +28,7 @@ convolved otherwise.
 
 
 def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_INPUTS
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
