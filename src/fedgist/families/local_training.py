@@ -99,7 +99,7 @@ class LocalOptions(TrainingOptions):
     """The same, and by DP-SGD where a run is private; most configurations of methods inherit these."""
 
     record_clip: float = option(
-        1.0, "With noise_multiplier: largest norm of the gradient of a record.", above=0, role=Role.LATER
+        1.0, "With noise_multiplier: largest norm of the gradient of a record.", low=1e-12, role=Role.LATER
     )
     sampling: float = option(
         0.1,

@@ -24,7 +24,7 @@ from fedgist.learning.training import Trainer
 
 @dataclass(frozen=True)
 class Config(fg.TrainingOptions):
-    update_clip: float = fg.option(1.0, "Bound C on the norm of a client's update, over all its tensors.", above=0)
+    update_clip: float = fg.option(1.0, "Bound C on the norm of a client's update, over all its tensors.", low=1e-12)
     server_lr: float = fg.option(1.0, "Learning rate η of the server; 1 adds the mean update.", above=0)
     noise_multiplier: float = fg.option(
         0.0,
