@@ -31,6 +31,7 @@ from fedgist.families.local_training import (
     TrainingOptions,
     bits_of,
     learner,
+    moves_of,
     plan_of,
     pool_of,
     train,
