@@ -67,8 +67,8 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(pixels: list[float], label:
 
 
 def test_no_weights_make_a_gradient_too_small_to_be_clipped() -> None:
-    """Features of 1e18 and a logit 55 above the others, which a server may choose: b is about e^-55, whose square is 0 in
-    float32, and ‖b aᵀ‖ = √2 · 1.3e-24 · √5 · 1e18 = 4.1e-6 would count for all of itself under a clip of 1e-6."""
+    """Features of 1e18 and a logit 55 above the others, which a server may choose: b is about e^-55, whose square is 0
+    in float32, and ‖b aᵀ‖ = √2 · 1.3e-24 · √5 · 1e18 = 4.1e-6 would count for all of itself under a clip of 1e-6."""
     chosen = {name: torch.zeros_like(value) for name, value in W.items()}
     chosen |= {"fc1.bias": torch.full((5,), 1e18), "classifier.bias": torch.tensor([55.0, 0.0, 0.0])}
     found = gradients(MODEL, chosen, X[:1], torch.zeros(1, dtype=torch.int64))

@@ -30,8 +30,8 @@ from fedgist.learning.training import Carry, Penalty, samples
 SLACK = 1e-5
 """Gradients are clipped by so much more than asked for: norms and sums are rounded in float32."""
 LOST = 2.0**-126
-"""Squares below this vanish in float32, though a server may choose weights at which they make up the norm: they count as
-this much."""
+"""Squares below this vanish in float32, though a server may choose weights at which they make up the norm: they count
+as this much."""
 
 
 def poisson(records: int, steps: int, rate: float, bits: Bits) -> Batches:
