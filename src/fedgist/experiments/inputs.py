@@ -62,7 +62,8 @@ class Inputs:
 
 def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     """A data set, split over the clients as the configuration says."""
-    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
+    private = config.epsilon is not None
+    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit, public=private)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
