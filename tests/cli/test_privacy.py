@@ -154,12 +154,16 @@ def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.Mo
         (["gist", "--set", "ridge=validation"], "set ridge to sums and own to false in a private run"),
         (["gist", "--set", "own=true"], "set ridge to sums and own to false in a private run"),
         (["gist", "--set", "dp_noise=sum", "--set", "colluders=10"], "colluders must be fewer than the 10"),
+        (["gist", "--dataset", "wine"], "no mean and deviation of wine are public"),
+        (["gist", "--set", "dp_noise=sum", "--set", "defence=median"], "a defence looks at single replies"),
+        (["gist", "--set", "dp_noise=sum", "--set", "adversary=noise:2", "--set", "colluders=1"], "set colluders to 2"),
+        (["fedsgd", "--set", "tf32=true", "--set", "noise_multiplier=1"], "tf32 rounds what was clipped"),
         (["gist", "--set", "spend=0.5,0.1,0.1,0.1"], "must add up to 1, not to 0.8"),
     ],
 )
 def test_what_cannot_be_private_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
-    out = ["--dataset", "digits", "--epsilon", "1", "--out", str(tmp_path / "r"), "--device", "cpu"]
-    done = CliRunner().invoke(app, ["run", *words, *out])
+    out = ["--epsilon", "1", "--out", str(tmp_path / "r"), "--device", "cpu"]
+    done = CliRunner().invoke(app, ["run", "--dataset", "digits", *words, *out])
     assert done.exit_code == 2 and says in done.stderr
     assert not (tmp_path / "r").exists()
 

@@ -19,6 +19,7 @@ from fedgist.dp.budget import Book, Limit, Plan
 from fedgist.dp.releases import Declared, Noisy, declared, declares, trains, unit
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
+from fedgist.experiments import adversaries
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
@@ -43,7 +44,16 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError(
             "dp_noise=sum protects sums alone: add --secure masks, which lets the server see nothing else"
         )
+    if config.defence is not None:
+        raise FedgistError(
+            "a defence looks at single replies, or has them clipped one by one, and dp_noise=sum hides nothing but "
+            "their sum: set dp_noise to local, or leave out defence"
+        )
     least = fewest(config)
+    if config.colluders < (bad := adversaries.count(config)):
+        raise FedgistError(
+            f"bad clients may leave out their noise: set colluders to {bad} at least, or leave out adversary"
+        )
     if config.colluders >= least:
         raise FedgistError(f"colluders must be fewer than the {least} clients that a sum is over at least")
     return Promise(config.epsilon, config.delta, "sum", least, config.colluders, simulated)
@@ -123,6 +133,10 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
+    if config.tf32 and getattr(config.options, "record_clip", 0):
+        raise FedgistError(
+            "tf32 rounds what was clipped by a thousandth, and beyond the clip: leave it out of a private run"
+        )
     _check_clients(method, config, releases, made)
     whose = unit(releases)
     number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
