@@ -104,8 +104,8 @@ def test_what_a_client_sends_depends_on_batches_and_noise_alone(name: str) -> No
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsgd"])
 def test_how_records_of_a_secret_batch_are_moved_is_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record more has all after it take the next one's move. Who knows the run's seed must not know the moves: the
-    sum of 31 gradients, clipped to C, of batches that differ by the first record is 5 C apart and more where it does."""
+    """A record more has all after it take the next one's move. Who knows the run's seed must not know the moves: sums
+    of 31 clipped gradients, of batches that differ by the first record, are 5 C apart and more where it does."""
     given: dict[str, Any] = {"method": name, "sampling": 1.0, "crop": 2, "flip": True, "steps": 1}
     config = resolve({**SMALL, "epsilon": 8.0, "noise_multiplier": 1.0, **given})
     inputs = from_dataset(config)

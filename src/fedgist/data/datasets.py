@@ -99,7 +99,7 @@ def load(
     kept = replace(train, pixels=train.pixels[:limit], labels=train.labels[:limit], groups=groups)
     if public and normalise == "dataset" and not _stated(name, train):
         raise FedgistError(
-            f"no mean and deviation of {name} are public, and those of its training samples tell of them without noise: "
+            f"no mean and deviation of {name} are public, and those of its training samples have no noise: "
             "in a private run state numbers in columns.toml or beside the images, or take normalise=unit or half"
         )
     mean, deviation = _normalisation(normalise, name, train, kept)

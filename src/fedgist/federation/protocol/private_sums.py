@@ -42,6 +42,13 @@ def asked(start: Start) -> Promise | None:
     return found
 
 
+def check(start: Start, rules: Policy) -> Promise | None:
+    """The same, or why a site with a budget has no part in it: before anything is said that depends on its data."""
+    if (promise := asked(start)) is None and rules.epsilon is not None:
+        raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
+    return promise
+
+
 def without(start: Start) -> Start:
     """The start as the layer inside sees it."""
     told = json.loads(start.layer) if start.layer else {}
@@ -54,8 +61,6 @@ def site_layer(
 ) -> SiteLayer:
     """The layer around `inner`; the book lies in the site's folder, the outbox in the run's."""
     if promise is None:
-        if rules.epsilon is not None:
-            raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
         return inner
     if trains(releases := declared(method, method.name)) and promise.noise != "local":
         raise Refused("clients that train have noise of their own, and this run counts on that of all together")
