@@ -157,6 +157,7 @@ def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.Mo
         (["gist", "--dataset", "wine"], "no mean and deviation of wine are public"),
         (["gist", "--set", "dp_noise=sum", "--set", "defence=median"], "a defence looks at single replies"),
         (["gist", "--set", "dp_noise=sum", "--set", "adversary=noise:2", "--set", "colluders=1"], "set colluders to 2"),
+        (["gist", "--set", "dp_noise=sum", "--secure", "masks:bits=32:step=20"], "32 bits have no room"),
         (["fedsgd", "--set", "tf32=true", "--set", "noise_multiplier=1"], "tf32 rounds what was clipped"),
         (["gist", "--set", "spend=0.5,0.1,0.1,0.1"], "must add up to 1, not to 0.8"),
     ],

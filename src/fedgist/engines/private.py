@@ -21,7 +21,9 @@ from fedgist.dp.releases import Declared, Mechanism, samples, unit
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
+from fedgist.secure.ring import ROOM, WIDEST_RANGE
 
+WIDEST = 2.0 ** (WIDEST_RANGE - 1)
 NOISES = ("local", "sum")
 Draw = Callable[[Exchange, str], Noise]
 """The noise for a reply (by its tag) in an exchange."""
@@ -101,6 +103,13 @@ class PrivateSite(SiteLayer):
                 "cohort as small as this may be opened to"
             )
         sums, mechanism = self.releases[reply], self.promise.mechanism
+        for field, own in mechanism.own(sums).items() if summed else ():
+            step, limit = self.inner.room(invitation, noised(reply), field)
+            if 2 * step > own or limit < min(own * 2.0**ROOM, WIDEST):
+                raise SiteFailure(
+                    f"{field} would be added in steps of {step:.3g}, up to {limit:.3g}: of noise with the deviation "
+                    f"{own:.3g}, which suffices in the sum alone, each site's own would show by that"
+                )
         key = " ".join(filter(None, (exchange.run, self.memory, exchange.version, tag_of(reply))))
         found = self.kept.get(key, reply) if self.kept else None
         if found is None:
@@ -111,7 +120,12 @@ class PrivateSite(SiteLayer):
             self.book.charge(key, mechanism.release(sums), self.limit, reply=tag_of(reply), enough=self.promise.noise)
         except Spent as spent:
             raise SiteFailure(str(spent)) from spent
-        return self.inner.wrap(exchange, invitation, noised(reply), found)
+        try:
+            return self.inner.wrap(exchange, invitation, noised(reply), found)
+        except Unfit as error:
+            if not summed:  # then its own noise is enough for whatever is told of it
+                raise
+            raise SiteFailure(f"{error.field} does not fit into the sums of this run") from None
 
     def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
         self.inner.hear(exchange, request, leaves)
@@ -161,6 +175,8 @@ class Private(Layer):
                 f"the privacy budget of this run is spent: ε = {self.spent():.4g} of {self.promise.epsilon:g} at δ = "
                 f"{self.promise.delta:g} before round {exchange.round}, which would exceed it: nobody is asked"
             )
+        if self.promise.noise == "sum" and reply in self.releases:
+            self.inner.expect(noised(reply), self.promise.mechanism.own(self.releases[reply]))
         return self.inner.invite(exchange, noised(reply), ids)
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:

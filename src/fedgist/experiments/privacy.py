@@ -19,7 +19,7 @@ from fedgist.dp.budget import Book, Limit, Plan
 from fedgist.dp.releases import Declared, Noisy, declared, declares, trains, unit
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
-from fedgist.experiments import adversaries
+from fedgist.experiments import adversaries, security
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
@@ -48,6 +48,10 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError(
             "a defence looks at single replies, or has them clipped one by one, and dp_noise=sum hides nothing but "
             "their sum: set dp_noise to local, or leave out defence"
+        )
+    if config.secure and security.read(config.secure).bits < 64:
+        raise FedgistError(
+            "32 bits have no room for all that a client may hold beside its part of the noise: leave out bits"
         )
     least = fewest(config)
     if config.colluders < (bad := adversaries.count(config)):
@@ -133,7 +137,7 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
-    if config.tf32 and getattr(config.options, "record_clip", 0):
+    if config.tf32 and hasattr(config.options, "record_clip"):
         raise FedgistError(
             "tf32 rounds what was clipped by a thousandth, and beyond the clip: leave it out of a private run"
         )
