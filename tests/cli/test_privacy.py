@@ -68,6 +68,35 @@ def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
     assert [row["epsilon"] for row in spent] == pytest.approx([8, 8, 8]) and len(spent) == 3
 
 
+def test_scores_on_held_out_samples_are_said_not_to_be_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are of clients' records, without noise: who is in them, and how the model does on them, is in the metrics."""
+    words = [
+        "run",
+        "gist",
+        "--dataset",
+        "digits",
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--epsilon",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    small = [word for one in ("grid=1", "scales=1", "orientations=2") for word in ("--set", one)]
+    for share, apart in (("0", False), ("0.2", True)):
+        out = tmp_path / share
+        done = CliRunner().invoke(app, [*words, *small, "--set", f"validation={share}", "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        assert ("ε does not count scores on samples of the clients' own" in caplog.text) is apart
+        assert ("not counted" in json.loads((out / "result.json").read_text())["privacy"]) is apart
+        card = (out / "MODEL_CARD.md").read_text()
+        assert ("not counted are scores on samples of the clients' own" in card) is apart
+
+
 def test_noise_in_a_secure_sum(tmp_path: Path) -> None:
     """Three clients, of which a secure sum is opened to all three: noise as of one trusted party; four need three."""
     words = [

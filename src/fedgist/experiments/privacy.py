@@ -28,6 +28,10 @@ from fedgist.secure.graph import threshold
 log = logging.getLogger("fedgist")
 
 
+APART = "scores on samples of the clients' own, which have no noise"
+"""What nothing is promised of: those that are held out of clients' data, or chosen by their labels."""
+
+
 def promise(config: RunConfig, simulated: bool) -> Promise | None:
     """What the configuration promises of each client's data; None where it promises nothing."""
     if config.epsilon is None:
@@ -146,6 +150,8 @@ def simulated(
     number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
     if warning := budget.risky(config.delta, number, whose):
         log.warning(warning)
+    if _apart(config):
+        log.warning(f"ε does not count {APART}: with validation or client_test, they are in the metrics all the same")
     limit = Limit(made.epsilon, made.delta, plan_of(config), whose)
 
     def site(id: str) -> PrivateSite:
@@ -178,6 +184,10 @@ def _check_noise(releases: Declared, made: Promise) -> None:
         )
 
 
+def _apart(config: RunConfig) -> bool:
+    return bool(config.validation) or config.client_test == "own-labels"
+
+
 def keep_books(layer: Layer, folder: RunFolder) -> None:
     """From now on what is released is written down in the run's folder."""
     if isinstance(layer, Private):
@@ -200,9 +210,13 @@ def promised(layer: Layer, method: Method, config: RunConfig) -> dict[str, Any] 
         about["noise over that of one trusted party"] = excess(made, len(layer.sites))
     if layer.unit == CLIENT:
         about["noise over the most that clients can move"] = over_signal(method, config, config.clients)
+    if _apart(config):
+        about["not counted"] = APART
     return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
 
 
-def sentence(layer: Layer) -> str | None:
+def sentence(layer: Layer, config: RunConfig) -> str | None:
     """What a model card says; None where nothing is promised."""
-    return layer.sentence() if isinstance(layer, Private) else None
+    if not isinstance(layer, Private):
+        return None
+    return layer.sentence() + (f"; not counted are {APART}" if _apart(config) else "")
