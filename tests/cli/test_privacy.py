@@ -71,7 +71,7 @@ def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
 def test_scores_on_held_out_samples_are_said_not_to_be_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are of clients' records, without noise: who is in them, and how the model does on them, is in the metrics."""
+    """They are of clients' records, without noise: how the model does on them is in the metrics."""
     words = [
         "run",
         "gist",
