@@ -95,6 +95,10 @@ class DPFedAvg(fg.ServerModel[Config]):
         """Where the run is private: a client moves a sum by its clip at most, with all of its records."""
         if not self.config.noise_multiplier:
             raise fg.FedgistError("set noise_multiplier: sums without noise are not private")
+        if self.config.keep_momentum:
+            raise fg.FedgistError(
+                "a site says if its state changed, as it does where records are: leave out keep_momentum"
+            )
         cost = fg.Release(self.config.noise_multiplier, unit=fg.CLIENT)
         return {Clipped: fg.Sums({"total": fg.Sum(self.config.update_clip, 0.0)}, release=cost)}
 
