@@ -1,11 +1,16 @@
 """Noise that suffices in a sum alone, under a secure sum: nothing of a site's own shows by how it enters the ring."""
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedgist.core.codec import to_bytes
 from fedgist.core.message import float64, message, tag_of, wire
 from fedgist.core.rng import Rng
 from fedgist.dp import randomness
@@ -15,8 +20,10 @@ from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import Exchange
 from fedgist.engines.private import Private, PrivateSite, Promise, noised
 from fedgist.engines.schemes import Simulated
-from fedgist.engines.secure_sum import SecureSum
-from fedgist.secure.ring import Grid, Ring
+from fedgist.engines.secure_sum import SecureSite, SecureSum
+from fedgist.secure.graph import Group
+from fedgist.secure.past import Forgetful, Past
+from fedgist.secure.ring import Grid, Ring, Vector
 
 
 @message
@@ -35,6 +42,10 @@ OWN = PROMISE.mechanism.own(RELEASES[Total])["of"]
 
 def noise(exchange: Exchange, tag: str) -> randomness.Noise:
     return randomness.rounded(Rng(0, tag))
+
+
+def drawn(exchange: Exchange, tag: str) -> randomness.Noise:
+    return randomness.rounded(Rng(0, tag, exchange.version))
 
 
 def private(grid: Grid | None = None) -> tuple[Private, SecureSum]:
@@ -92,3 +103,26 @@ def test_coarse_steps_would_show_a_sites_own_noise() -> None:
 def test_there_is_room_for_noise_of_any_size(sites: int, own: float) -> None:
     ring = Grid().floats(sites, Grid.range_of(sites, own))
     assert 2**6 * ring.step <= own and ring.limit >= 2**30 * own
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_site_opens_sums_whatever_is_under_its_noise(records: int) -> None:
+    """It helps with no two sums of one answer that differ by few sites. Who has no records answers 0, and 0 again: a
+    server that leaves one site out of the second sum would see by its refusal that it has none."""
+    seen: list[Sequence[str]] = []
+
+    def hide(group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str]) -> Any:
+        seen.append(scopes)
+        return dict(vectors), np.zeros((9, 368), np.uint8), np.zeros((10, 32), np.uint8)
+
+    _, inner = private()
+    site = PrivateSite(SecureSite(IDS, bytes(32), Grid(), hide), PROMISE, RELEASES, Book(), Limit(1e3, 1e-5), drawn)
+    past = Past(Forgetful(), 3)
+    for number, alive in enumerate((IDS, IDS[:-1])):
+        given = {"of": torch.full((3,), float(records * (number + 1)), dtype=torch.float64)}
+        answer = hashlib.sha256(to_bytes(Total, given)).hexdigest()
+        here = Exchange("run", "round", 1 + number, 0, scopes=(f"question {number}", answer))
+        inner.expect(noised(Total), {"of": OWN})
+        site.wrap(here, inner.invite(here, noised(Total), IDS), Total, given)
+        past.open(here.version, alive, 7, seen[-1])
+    assert [scopes[0] for scopes in seen] == ["question 0", "question 1"] and seen[0][1] != seen[1][1]

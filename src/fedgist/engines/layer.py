@@ -26,7 +26,8 @@ class Exchange:
     round: int
     number: int
     scopes: tuple[str, ...] = ()
-    """Digests of what a site was asked and of what it answers, which other exchanges may have in common with this."""
+    """Digests of what a site was asked and, last, of what it answers, which other exchanges may have in common with
+    this."""
 
     @property
     def version(self) -> str:

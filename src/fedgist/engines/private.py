@@ -5,6 +5,7 @@ noises of all suffice together, against a server that sees the sum alone).
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,6 +121,11 @@ class PrivateSite(SiteLayer):
             self.book.charge(key, mechanism.release(sums), self.limit, reply=tag_of(reply), enough=self.promise.noise)
         except Spent as spent:
             raise SiteFailure(str(spent)) from spent
+        if (
+            exchange.scopes
+        ):  # two sums of an answer may not differ by few sites: of what leaves, not of what is under the noise
+            answer = hashlib.sha256(to_bytes(noised(reply), found)).hexdigest()
+            exchange = replace(exchange, scopes=(*exchange.scopes[:-1], answer))
         try:
             return self.inner.wrap(exchange, invitation, noised(reply), found)
         except Unfit as error:
