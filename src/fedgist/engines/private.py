@@ -121,9 +121,7 @@ class PrivateSite(SiteLayer):
             self.book.charge(key, mechanism.release(sums), self.limit, reply=tag_of(reply), enough=self.promise.noise)
         except Spent as spent:
             raise SiteFailure(str(spent)) from spent
-        if (
-            exchange.scopes
-        ):  # two sums of an answer may not differ by few sites: of what leaves, not of what is under the noise
+        if exchange.scopes:  # whether answers are equal must not tell of what is under the noise
             answer = hashlib.sha256(to_bytes(noised(reply), found)).hexdigest()
             exchange = replace(exchange, scopes=(*exchange.scopes[:-1], answer))
         try:
