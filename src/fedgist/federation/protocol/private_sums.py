@@ -15,7 +15,7 @@ from fedgist.dp.budget import Book, Limit, Outbox
 from fedgist.dp.releases import declared, trains
 from fedgist.engines.layer import Exchange, SiteLayer
 from fedgist.engines.private import NOISES, Kept, PrivateSite, Promise
-from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.policy import Policy, Refused
 
 BOOK = "privacy.jsonl"
@@ -57,9 +57,9 @@ def without(start: Start) -> Start:
 
 
 def site_layer(
-    inner: SiteLayer, promise: Promise | None, method: Method, codec: Codec, folder: Path, run: Path, rules: Policy
+    inner: SiteLayer, promise: Promise | None, method: Method, codec: Codec, folder: Path, start: Start, rules: Policy
 ) -> SiteLayer:
-    """The layer around `inner`; the book lies in the site's folder, the outbox in the run's."""
+    """The layer around `inner`; the book lies in the site's folder, the outbox in the run's below it."""
     if promise is None:
         return inner
     if trains(releases := declared(method, method.name)) and promise.noise != "local":
@@ -67,9 +67,10 @@ def site_layer(
     if promise.noise == "sum" and inner.form.invitation is None:
         raise Refused("noise that suffices only in a sum needs a secure sum, and this run has none")
     limit = Limit(rules.epsilon or math.inf, rules.delta if rules.epsilon else promise.delta)
+    run = folder / "runs" / start.run
     kept = Kept(Outbox(run / "outbox"), codec)
     device = codec.place.device
-    memory = hashlib.blake2b(own_secret(run), digest_size=8).hexdigest()
+    memory = hashlib.blake2b(own_key(run, start), digest_size=8).hexdigest()
     book = Book(folder / BOOK)
 
     def draw(exchange: Exchange, tag: str) -> randomness.Noise:
@@ -88,3 +89,10 @@ def own_secret(run: Path) -> bytes:
             draft.touch(0o600)
             draft.write_bytes(os.urandom(32))
     return path.read_bytes()
+
+
+def own_key(run: Path, start: Start) -> bytes:
+    """The same for a run that was begun in just this way. A server may begin it again in another, with less noise or
+    nothing to hide what only suffices in a sum: what is asked then is another release, and charged.
+    """
+    return hashlib.blake2b(seal(start), key=own_secret(run), digest_size=32).digest()

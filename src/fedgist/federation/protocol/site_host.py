@@ -260,7 +260,7 @@ class SiteHost:
         promise = private_sums.check(start, self.policy)
         inner = self.layer(private_sums.without(start), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
-        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
         return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:
