@@ -32,6 +32,7 @@ from fedgist.families.local_training import (
     bits_of,
     check_by_record,
     learner,
+    moves_of,
     plan_of,
     pool_of,
     train,

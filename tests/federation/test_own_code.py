@@ -168,6 +168,9 @@ def test_a_site_that_lacks_a_class_has_the_module_of_all(package: str, tmp_path:
     for form in (((1, 8, 1 << 20), 10), ((1, 8, 8), 6), ((1, 8, 8), 1 << 40)):
         with pytest.raises(Refused):
             site_setup.announcement(settings, *form)
+    site_setup.announcement(settings, (1, 8, 8), 6, private=True)  # else a server would find its largest label
+    with pytest.raises(Refused):
+        site_setup.announcement(settings, (1, 8, 8), 1 << 40, private=True)
 
 
 def test_a_server_cannot_name_code(package: str) -> None:

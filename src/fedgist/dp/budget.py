@@ -161,12 +161,14 @@ class Book:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if not new else "x+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if new and self.synced:
+            if self._read == 0 and self.synced:  # also where who made the file was killed before that
                 storage.sync(self.path.parent)
             yield file
 
     def _catch_up(self, file: IO[bytes] | None) -> None:
-        """Take in what others wrote. A last line that a crash cut short never let anything leave: it is cut off."""
+        """Take in what others wrote. A last line that a crash cut short never let anything leave: it is cut off. Whole
+        ones, which nobody is charged for again, may be of who was killed before they were on the disk: now they are.
+        """
         if file is None:
             return
         file.seek(self._read)
@@ -182,6 +184,8 @@ class Book:
             ) from error
         file.seek(-len(torn), os.SEEK_END)
         file.truncate()
+        if whole and self.synced:
+            os.fsync(file.fileno())
         self._read = file.tell()
 
 

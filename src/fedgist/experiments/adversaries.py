@@ -100,6 +100,12 @@ def _check_defence(config: RunConfig, method: Method) -> None:
         log.warning("clients clip themselves: that binds those that run this code, and nobody who means harm")
 
 
+def count(config: RunConfig) -> int:
+    """How many clients send something else than what was made for them, and noised."""
+    bad = read(config.adversary) if config.adversary else None
+    return bad.count if bad is not None and bad.kind in STRENGTH else 0
+
+
 def bad_ids(config: RunConfig, ids: Collection[str]) -> list[str]:
     """Which clients are bad: drawn by the seed, the same whatever they do."""
     if not config.adversary:

@@ -62,7 +62,7 @@ class Inputs:
 
 def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     """A data set, split over the clients as the configuration says."""
-    train, test = _loaded(config)
+    train, test = _loaded(config, public=config.epsilon is not None)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
     proxy, rest = _proxy(config, train, Rng(seed)("proxy"))
@@ -79,9 +79,9 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     return replace(made, names=train.names, columns=train.columns, unstated=train.unstated)
 
 
-def _loaded(config: RunConfig) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """The train and the test set, on the run's device."""
-    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
+def _loaded(config: RunConfig, public: bool = False) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The train and the test set, on the run's device; `public`: normalised by public numbers alone."""
+    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit, public)
     train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
     return train, test
 

@@ -157,7 +157,8 @@ class FedSGD(fg.ServerModel[Config]):
     async def descend(self, me: fg.Site, msg: Point) -> GradientSum:
         data = me.data
         plan = poisson(data.n, 1, self.config.sampling, fg.bits_of(me, "batch"))
-        plan = self.config.with_moves(data, {name: value.to(data.y.device) for name, value in plan.items()}, me.rng)
+        plan = {name: value.to(data.y.device) for name, value in plan.items()}
+        plan = self.config.with_moves(data, plan, fg.moves_of(me, me.rng))
         batch = fg.tree.index(plan, 0)
         work = msg.w, self.public(msg.seed), batch, fg.pool_of(data)
         return GradientSum(await fg.compute(self.descent.total, *work))

@@ -302,11 +302,17 @@ class MaxPool1d(Layer):
         return lambda w, x, buffers, tap: torch.max_pool1d(x, 2)
 
 
+def is_only_computed(x: Tensor) -> bool:
+    """Whether nobody differentiates, stacks or traces what a CPU makes of `x`: other ways to the same bits will do."""
+    watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return x.is_cpu and not watched and not torch.jit.is_tracing() and not torch.compiler.is_compiling()
+
+
 def average_pool(x: Tensor, size: int) -> Tensor:
     """F.avg_pool2d. On a CPU torch adds value by value; all squares together, which autograd would pay for, have the
     same bits a few times sooner.
     """
-    if not x.is_cpu or size == 1 or x.dtype.itemsize < 4 or torch.is_grad_enabled():
+    if size == 1 or x.dtype.itemsize < 4 or not is_only_computed(x):
         return pooling.average_pool(x, size)
     height, width = (side // size * size for side in x.shape[2:])
     first, *others = (x[..., i:height:size, j:width:size] for i in range(size) for j in range(size))

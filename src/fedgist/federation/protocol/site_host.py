@@ -216,6 +216,7 @@ class SiteHost:
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
+        private_sums.check(start, self.policy)
         method, data = self.prepare(start)
         own = self.model(method.task.shape, method.task.classes)
         if own and start.model != own:
@@ -255,10 +256,10 @@ class SiteHost:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
         folder = self._folder(start.run)
-        promise = private_sums.asked(start)
+        promise = private_sums.check(start, self.policy)
         inner = self.layer(private_sums.without(start), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
-        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
         return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:

@@ -128,7 +128,7 @@ class SiteRun:
 
     def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
         """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
-        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        key, device = private_sums.own_key(self.states.folder, self.start), self.executor.place.device
         return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:
