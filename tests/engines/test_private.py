@@ -126,3 +126,10 @@ def test_a_site_opens_sums_whatever_is_under_its_noise(records: int) -> None:
         site.wrap(here, inner.invite(here, noised(Total), IDS), Total, given)
         past.open(here.version, alive, 7, seen[-1])
     assert [scopes[0] for scopes in seen] == ["question 0", "question 1"] and seen[0][1] != seen[1][1]
+
+
+def test_who_is_asked_is_what_the_sum_inside_says() -> None:
+    """Within a round only those who were in its sums: noise does not change that."""
+    layer, inner = private()
+    exchange = Exchange("run", "training", 1, 2)
+    assert layer.choose(exchange, [*IDS, "stranger"]) == inner.choose(exchange, [*IDS, "stranger"]) == list(IDS)

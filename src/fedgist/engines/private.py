@@ -20,7 +20,7 @@ from fedgist.dp.budget import SPENT, Book, Limit, Outbox, Spent
 from fedgist.dp.randomness import Noise
 from fedgist.dp.releases import Declared, Mechanism, samples, unit
 from fedgist.engines.engine import SiteFailure
-from fedgist.engines.layer import Exchange, Form, Layer, SiteAround, SiteLayer, Trip, Unfit
+from fedgist.engines.layer import Around, Exchange, Form, Layer, SiteAround, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
 from fedgist.secure.ring import ROOM, WIDEST_RANGE
 
@@ -148,7 +148,7 @@ class Kept:
         self.outbox.put(key, to_bytes(noised(reply), leaves))
 
 
-class Private(Layer):
+class Private(Around):
     """The asker's half."""
 
     def __init__(
@@ -160,8 +160,9 @@ class Private(Layer):
         limit: Limit,
     ):
         """`sites` are those in this process; `limit` is the budget of the run, for the unit that is declared."""
-        self.inner, self.promise, self.releases, self.sites, self.limit = inner, promise, releases, sites, limit
-        self.form, self.title = _form(inner.form), inner.title
+        super().__init__(inner)
+        self.form = _form(inner.form)
+        self.promise, self.releases, self.sites, self.limit = promise, releases, sites, limit
         self.released: dict[str, str] = {}
         """The exchanges in which sites may have released something, and what."""
 
