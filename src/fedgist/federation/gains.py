@@ -206,15 +206,15 @@ def compare(
 # At a site
 
 
-def own_note(folder: Path, run: str, site: str) -> Note:
-    """Takes a site's gain down in its log and beside the states of the run."""
+def own_note(run: Path, site: str) -> Note:
+    """Takes a site's gain down in its log and beside the states of the run, in the run's folder there."""
 
     def note(whose: str, mine: float, alone: float, samples: int) -> None:
-        path = folder / "runs" / run / "gain.json"
+        path = run / "gain.json"
         known = read_json(path) if path.is_file() else {}
         if path.parent.is_dir():
             write_json(path, {**known, whose: {"accuracy": mine, "alone": alone, "samples": samples}})
-        log.info(f"site {site}: {said(run, whose, mine, alone, samples)}")
+        log.info(f"site {site}: {said(run.name, whose, mine, alone, samples)}")
 
     return note
 

@@ -27,6 +27,7 @@ from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    NAME,
     PROTOCOL,
     Delivery,
     Header,
@@ -116,7 +117,7 @@ class SiteHost:
         """Says that a run is over, and where what it left lies."""
         if self._run is not None:
             run, kept = self._run.start.run, self._run.heard.is_file()
-            how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
+            how = f"; `fedgist site export` writes its model, from {self.folder_of(run)}" if kept else ""
             log.info(f"site {self.id}: {run} has ended{how}")
             self._run = self._peers = None
 
@@ -225,10 +226,10 @@ class SiteHost:
         self.policy.check_run(method)
         if network := networks.asked(start):
             networks.check(network, self.id, start, method, self.policy)
-        for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
+        for draft in self.folder_of(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
-        with storage.replacing(self._folder(start.run) / "start.envelope") as draft:
+        with storage.replacing(self.folder_of(start.run) / "start.envelope") as draft:
             draft.write_bytes(seal(start))
         self._forget_old_runs(start.run)
         self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
@@ -255,7 +256,7 @@ class SiteHost:
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        folder = self._folder(start.run)
+        folder = self.folder_of(start.run)
         promise = private_sums.asked(start)
         inner = self.layer(private_sums.without(start), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
@@ -264,13 +265,16 @@ class SiteHost:
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
-        path = self._folder(run) / "start.envelope"
+        path = self.folder_of(run) / "start.envelope"
         start = unseal(path.read_bytes())[0] if path.is_file() else None
         if not isinstance(start, Start):
             raise WireError(f"the run {run} was never started here")
         return start
 
-    def _folder(self, run: str) -> Path:
+    def folder_of(self, run: str) -> Path:
+        """Where a run's files lie; its name may come from elsewhere, also in an option."""
+        if not NAME.fullmatch(run):
+            raise WireError(f"no run can be called {run[:100]!r}")
         return self.folder / "runs" / run
 
     def _refusal(self, error: Exception, data: bytes) -> Refusal | Unfitting:
