@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedgist import storage
 from fedgist.core.codec import Codec
 from fedgist.core.message import WireError
 from fedgist.core.method import Method
+from fedgist.core.task import Model
 from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import PlainSite, SiteLayer, Unfit
@@ -47,7 +49,10 @@ from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.peer_site import PeerRun
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
+from fedgist.federation.protocol.remote_engine import describe
 from fedgist.federation.protocol.site_run import SiteRun
+from fedgist.models.own_code import ELSEWHERE
+from fedgist.options import options
 from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
 
@@ -258,7 +263,8 @@ class SiteHost:
         here = data.to(place.device, place.dtype)
         folder = self.folder_of(start.run)
         promise = private_sums.asked(start)
-        inner = self.layer(private_sums.without(start), self.folder)
+        said = plain_start(start, method) if start.layer else start
+        inner = self.layer(private_sums.without(said), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
         layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
         return SiteRun(self.id, start, method, here, self.executor, folder, layer)
@@ -289,6 +295,32 @@ class SiteHost:
         if not refused and not isinstance(error, (WireError, SiteFailure)):
             return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more", digest(data))
         return Refusal(refused, plain(str(error)), digest(data))
+
+
+def plain_start(start: Start, method: Method) -> Start:
+    """The start of a run in one way of saying it, of the many in which a server could: as it was understood here.
+
+    Options that are as they are without saying so are left out, so that one which came later changes nothing.
+    """
+    known, network = options(method.config), networks.asked(start)
+    said = {name: getattr(method.config, name) for name in known}
+    chosen = {name: _unsigned(value) for name, value in said.items() if value != known[name].default}
+    task = {name: _unsigned(value) for name, value in describe(method.task).items()}
+    task |= {"models": sorted({_form(*one) for one in method.task.models.items()}), "model": ""}
+    task |= network.describe() if network else {}
+    return replace(start, options=chosen, task=task, protocol=PROTOCOL)
+
+
+def _form(spec: str, model: Model) -> str:
+    """What a model is, however its options are written; of one that is code, what all have been told."""
+    return spec if spec.partition(":")[0] == ELSEWHERE else f"{model.name} {sorted(model.shapes.items())}"
+
+
+def _unsigned(value: Any) -> Any:
+    """Zero has no sign that means anything."""
+    if isinstance(value, (tuple, list)):
+        return [_unsigned(part) for part in value]
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _about(header: Header) -> dict[str, Any]:
