@@ -22,7 +22,7 @@ from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Silent
 from fedgist.federation import gains, runs, site_setup
-from fedgist.federation.gains import STEPS, Comparison, Runs, told
+from fedgist.federation.gains import STEPS, Comparison, Runs, summary, told
 from fedgist.federation.protocol.envelope import Start, unseal
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Patience, RemoteEngine
@@ -139,6 +139,14 @@ def test_the_histogram_says_who_gains_who_loses_and_the_worst_tenth() -> None:
 def test_a_step_of_gain_is_never_zero_for_who_gains(mine: float, step: int) -> None:
     counts = told(mine, 0.5).gains
     assert int(counts.sum()) == 1 and int(torch.nonzero(counts)) - STEPS == step
+
+
+@pytest.mark.parametrize(("count", "worst"), [(2**59, 0.0), (-(2**59), 0.9), (7, 0.0)])
+def test_a_histogram_is_not_spread_out(count: int, worst: float) -> None:
+    """Under masks a site may add what it likes; a list of as many steps would not end."""
+    total = told(0.9, 0.5)
+    total.accuracies[0] += count
+    assert summary(total).worst_tenth == pytest.approx(worst)
 
 
 def test_only_sums_leave() -> None:

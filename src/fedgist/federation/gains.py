@@ -151,9 +151,13 @@ def summary(total: Gains) -> Fairness:
 
 
 def _worst_tenth(counts: list[int], values: list[float]) -> float:
-    ordered = [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
-    worst = ordered[: max(1, math.ceil(len(ordered) / 10))]
-    return sum(worst) / len(worst)
+    """Their mean; counts may be sums that a site which lies has made as large, or as small, as it likes."""
+    counts = [max(0, count) for count in counts]
+    wanted = left = max(1, math.ceil(sum(counts) / 10))
+    total = 0.0
+    for value, count in zip(values, counts, strict=True):
+        total, left = total + min(count, left) * value, left - min(count, left)
+    return total / max(1, wanted - left)
 
 
 def _numbers(one: Fairness) -> dict[str, float]:
