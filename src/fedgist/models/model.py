@@ -21,8 +21,6 @@ from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, named_e
 
 MOST_SIDES, MOST_INPUTS = 8, 2**26
 """Dimensions of an input, and numbers in it."""
-MOST_BLANK = 2**24
-"""Numbers, of weights and of what passes between layers, that are made to see how a model fits together."""
 
 
 def is_count(value: object) -> bool:
@@ -117,6 +115,10 @@ def _draw(entry: Entry, rng: Rng) -> Tensor:
     if not entry.bound:
         return torch.full(entry.shape, entry.fill)
     return rng.uniform(*entry.shape).mul_(2 * entry.bound).add_(entry.fill - entry.bound)
+
+
+MOST_BLANK = 2**24
+"""Numbers, of weights and of what passes between layers, that are made to see how a model fits together."""
 
 
 def activation_shapes(layers: Layers, input_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
