@@ -21,6 +21,7 @@ class Config:
     clip: float | None = option(None, "Clip the gradient at this norm.", above=0)
     names: tuple[str, ...] = option((), "Names.")
     depth: int = option(2, "Depth.", choices=(1, 2, 4))
+    seed: int = option(0, "Seed.", low=0, high=2**63 - 1)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,9 @@ class Config:
         ("lr", 1, 1.0),
         ("lr", "1e-3", 1e-3),
         ("lr", "3e38", 3e38),
+        ("lr", "1.2e-38", 1.2e-38),
+        ("steps", 2**48, 2**48),
+        ("seed", 2**63 - 1, 2**63 - 1),
         ("nesterov", "yes", True),
         ("nesterov", "False", False),
         ("nesterov", True, True),
@@ -70,6 +74,9 @@ def test_values_are_converted(key, given, expected):
         ("lr", "1e308", r"lr must be a number of at most 3\.4e\+38 in size, not 1e308"),
         ("lr", 10**400, r"lr must be a number of at most 3\.4e\+38 in size, not 1000"),
         ("clip", "-inf", r"clip must be a number of at most 3\.4e\+38 in size, not -inf"),
+        ("lr", 5e-324, r"lr must not be as near to 0 as 5e-324: float32 ends at 1\.2e-38"),
+        ("steps", 2**48 + 1, "steps must be at most 281474976710656, not 281474976710657"),
+        ("hidden", f"3,{2**62}", "hidden must be at most 281474976710656, not"),
         ("steps", 2**63, r"steps must be a whole number of at most 9\.2e\+18 in size, not 9223372036854775808"),
         ("hidden", f"3,{10**30}", r"hidden must be a whole number of at most 9\.2e\+18 in size"),
         ("share", 1.5, "share must be at most 1, not 1.5"),

@@ -28,6 +28,11 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 ALL = 2**63 - 1
 """What the word all stands for where a number may be as large as there is data."""
 LARGEST = {int: ALL, float: 3.4e38}  # what int64 and float32, in which all is computed, can hold
+SMALLEST = 1.2e-38
+"""What float32 still holds whole; below it, a number that was refused as 0 would be one where it is used."""
+MOST = 2**48
+"""A count that is larger than this, where nothing else is said, is more than a machine has bytes, and beyond int64 once
+it is multiplied."""
 
 
 class Role(enum.Flag):
@@ -131,6 +136,10 @@ class Option:
             raise FedgistError(f"{self.name} must be at least {self.low}, not {value}")
         if self.high is not None and not value <= self.high:
             raise FedgistError(f"{self.name} must be at most {self.high}, not {value}")
+        if isinstance(value, float) and 0 < abs(value) < SMALLEST:
+            raise FedgistError(f"{self.name} must not be as near to 0 as {value}: float32 ends at {SMALLEST}")
+        if self.high is None and isinstance(value, int) and value > MOST and not (self.or_all and value == ALL):
+            raise FedgistError(f"{self.name} must be at most {MOST}, not {value}")
 
 
 def within(value: Any, allowed: Iterable[Any]) -> bool:

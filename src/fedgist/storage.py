@@ -40,6 +40,12 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def write(path: Path, data: bytes) -> None:
+    """A file with just these bytes, whole or not at all."""
+    with replacing(path) as draft:
+        draft.write_bytes(data)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -181,9 +187,6 @@ class TreeLog:
         self.live += body - self._at.get(name, (0, 0))[1]
         self._at[name] = self.length + _SIZES.size + name_bytes, body
         self.length += _SIZES.size + name_bytes + body
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._at
 
     def names(self) -> Set[str]:
         return self._at.keys()

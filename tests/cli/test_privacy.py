@@ -68,6 +68,35 @@ def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
     assert [row["epsilon"] for row in spent] == pytest.approx([8, 8, 8]) and len(spent) == 3
 
 
+def test_scores_on_held_out_samples_are_said_not_to_be_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are of clients' records, without noise: how the model does on them is in the metrics."""
+    words = [
+        "run",
+        "gist",
+        "--dataset",
+        "digits",
+        "--clients",
+        "3",
+        "--rounds",
+        "1",
+        "--epsilon",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    small = [word for one in ("grid=1", "scales=1", "orientations=2") for word in ("--set", one)]
+    for share, apart in (("0", False), ("0.2", True)):
+        out = tmp_path / share
+        done = CliRunner().invoke(app, [*words, *small, "--set", f"validation={share}", "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        assert ("ε does not count scores on samples of the clients' own" in caplog.text) is apart
+        assert ("not counted" in json.loads((out / "result.json").read_text())["privacy"]) is apart
+        card = (out / "MODEL_CARD.md").read_text()
+        assert ("not counted are scores on samples of the clients' own" in card) is apart
+
+
 def test_noise_in_a_secure_sum(tmp_path: Path) -> None:
     """Three clients, of which a secure sum is opened to all three: noise as of one trusted party; four need three."""
     words = [
@@ -154,12 +183,17 @@ def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.Mo
         (["gist", "--set", "ridge=validation"], "set ridge to sums and own to false in a private run"),
         (["gist", "--set", "own=true"], "set ridge to sums and own to false in a private run"),
         (["gist", "--set", "dp_noise=sum", "--set", "colluders=10"], "colluders must be fewer than the 10"),
+        (["gist", "--dataset", "wine"], "no mean and deviation of wine are public"),
+        (["gist", "--set", "dp_noise=sum", "--set", "defence=median"], "a defence looks at single replies"),
+        (["gist", "--set", "dp_noise=sum", "--set", "adversary=noise:2", "--set", "colluders=1"], "set colluders to 2"),
+        (["gist", "--set", "dp_noise=sum", "--secure", "masks:bits=32:step=20"], "32 bits have no room"),
+        (["fedsgd", "--set", "tf32=true", "--set", "noise_multiplier=1"], "tf32 rounds what was clipped"),
         (["gist", "--set", "spend=0.5,0.1,0.1,0.1"], "must add up to 1, not to 0.8"),
     ],
 )
 def test_what_cannot_be_private_is_refused(words: list[str], says: str, tmp_path: Path) -> None:
-    out = ["--dataset", "digits", "--epsilon", "1", "--out", str(tmp_path / "r"), "--device", "cpu"]
-    done = CliRunner().invoke(app, ["run", *words, *out])
+    out = ["--epsilon", "1", "--out", str(tmp_path / "r"), "--device", "cpu"]
+    done = CliRunner().invoke(app, ["run", "--dataset", "digits", *words, *out])
     assert done.exit_code == 2 and says in done.stderr
     assert not (tmp_path / "r").exists()
 

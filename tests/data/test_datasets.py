@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -306,3 +307,29 @@ def test_the_real_sets_have_the_published_mean_and_deviation(
     # The customary CIFAR-10 deviations are those within images, and smaller than the deviation of all pixels.
     deviation = train.x.std(dim=(2, 3)).mean(dim=0) if name == "cifar10" else train.x.std(dim=(0, 2, 3))
     assert deviation.numpy() == pytest.approx(np.ones(shape[0]), abs=5e-3)
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize("name", ["breast_cancer", "wine"])
+def test_numbers_of_the_training_samples_are_not_public(name: str) -> None:
+    """One record more would move them, and by that the inputs of all others, and they are in the model's files."""
+    load(name)
+    with pytest.raises(FedgistError, match=f"no mean and deviation of {name} are public"):
+        load(name, public=True)
+    load(name, normalise="unit", public=True)
+
+
+def test_own_numbers_are_public_where_the_files_state_them(tmp_path: Path) -> None:
+    train, test = write_own(tmp_path)
+    with pytest.raises(FedgistError, match="no mean and deviation of own are public"):
+        load("own", tmp_path, public=True)
+    for split, images in zip(("train", "test"), (train, test), strict=True):
+        write_npz(tmp_path / "own" / f"{split}.npz", replace(images, mean=(0.5,) * 3, std=(0.25,) * 3))
+    assert load("own", tmp_path, public=True)[0].mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.usefixtures("no_data")
+def test_the_card_of_digits_has_the_numbers_of_its_samples() -> None:
+    """So that a private run has public ones, and no other run is moved by a bit."""
+    train, _ = datasets._read("digits", None)
+    assert datasets._by_channel(train) == (CARDS["digits"].mean, CARDS["digits"].deviation)

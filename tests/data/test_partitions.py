@@ -114,6 +114,13 @@ def test_the_split_that_fedgen_released() -> None:
     assert counts[19].tolist() == [0, 522, 5, 0, 1, 896, 1, 1, 71, 1]
 
 
+def test_the_released_split_draws_again_where_an_alpha_is_too_small_for_floats() -> None:
+    """Proportions that are not numbers, as 0/0, are none: half of the samples go to the only client."""
+    assert [len(split(np.arange(60) % 10, 1, Rng(seed), "fedgen-released", alpha=1e-3)[0]) for seed in range(3)] == [
+        30
+    ] * 3
+
+
 def test_quantity_skews_the_sizes_and_not_the_labels() -> None:
     """Sizes have the variance of the Dirichlet law (as above); labels stay at 1/10 with binomial deviations."""
     clients, alpha, share = 4, 0.5, []

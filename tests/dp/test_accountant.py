@@ -1,6 +1,7 @@
 """What releases cost: pinned to published values, held to a second accountant, and to what must hold of any."""
 
 import builtins
+import math
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def test_noise_is_enough_and_not_much_more() -> None:
         needed = noise(1.0, 1e-5, rate, times)
         assert epsilon([Release(needed, rate, times)], 1e-5) <= 1.0 + 1e-12
         assert epsilon([Release(needed * 0.998, rate, times)], 1e-5) > 1.0
+
+
+def test_noise_that_is_next_to_none_costs_more_than_any_budget() -> None:
+    """The table of a sampled release grows with 1/σ²: at 1e-6 it would be larger than any memory."""
+    assert epsilon([Release(1e-6, 0.1), Release(1.0, 0.1, 9)], 1e-5) == math.inf
+    assert 100 < epsilon([Release(0.05, 0.1)], 1e-5) < math.inf
 
 
 def test_equal_releases_are_counted() -> None:

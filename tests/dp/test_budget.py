@@ -1,6 +1,7 @@
 """The book of a data set's releases: durable, once a key, never over its budget, whole after any crash."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,29 @@ def test_a_budget_of_records_pays_for_clients_as_for_records(tmp_path: Path) -> 
     with pytest.raises(FedgistError, match="count by the record"):
         Book(path).charge("another", Release(10.0, unit=CLIENT), of_clients)
     assert "for 11,000 clients: a mechanism that gives a whole client away" in str(risky(1e-5, 11_000, CLIENT))
+
+
+def test_a_line_that_a_crash_left_unsynced_is_on_the_disk_before_its_release_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process killed between the write and fsync leaves a whole line, by which its release is known as charged."""
+    path, synced = tmp_path / "privacy.jsonl", []
+
+    def killed(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(path):
+            raise InterruptedError
+
+    book, sync = Book(path), os.fsync
+    book.charge("before", Release(10.0), Limit(2, 1e-5))
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(InterruptedError):
+        book.charge("a", Release(10.0), Limit(2, 1e-5))
+
+    def watched(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), path.read_bytes()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    Book(path).charge("a", Release(10.0), Limit(2, 1e-5))
+    assert path.read_bytes().count(b"\n") == 2
+    assert synced == [(str(tmp_path), path.read_bytes()), (str(path), path.read_bytes())]

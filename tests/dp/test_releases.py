@@ -11,9 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 import fedgist.api as fg
+from auditing import least_mu
 from fedgist.core.rng import Rng
 from fedgist.dp import gaussian
-from fedgist.dp.audit import least_mu
 from fedgist.dp.discrete_gaussian import LARGEST
 from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sum, Sums, declared, unit

@@ -1,5 +1,7 @@
 """Bad clients and what holds against them: by hand, and for every method."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -66,6 +68,11 @@ def test_poisoned_data():
     assert torch.equal(triggered(data.x, task)[..., :-3, :], data.x[..., :-3, :])
 
 
+def test_the_trigger_of_a_table_is_the_largest_value_of_each_of_its_last_columns():
+    task = replace(task_of("mlp:hidden=4", (5,)), high=(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert triggered(torch.zeros(2, 5), task).tolist() == [[0.0, 0.0, 3.0, 4.0, 5.0]] * 2
+
+
 # Defences
 
 
@@ -114,6 +121,11 @@ def test_images_far_from_those_of_the_others_are_left_out():
     }
     made = robust.without_outliers(Images, replies)
     assert {id: len(leaves["labels"]) for id, leaves in made.items()} == {"a": 3, "b": 3, "c": 3, "bad": 0, "d": 3}
+
+
+def test_replies_without_images_have_none_that_could_be_left_out():
+    replies = {id: local([1.0, 1.0], 1.0) for id in "abc"}
+    assert robust.Robust(Plain(), "filter").accept(HERE, Local, replies) == replies
 
 
 def test_clients_that_clip_bind_only_those_that_do():

@@ -34,6 +34,28 @@ def test_visible_fields_are_refused_by_name(caplog: pytest.LogCaptureFixture) ->
     assert "the server still sees of each client: Upload.head" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "asked"),
+    [
+        ("fedavg", {"clients": 2, "active": 0}, 2),
+        ("fedavg", {"clients": 5, "active": 2}, 2),
+        ("fedavg", {"clients": 5, "active": 1e-6}, 1),
+        ("fedavg", {"secure": "masks:group=9", "clients": 10, "active": 0.8}, 8),
+        ("centralized", {}, 1),
+    ],
+)
+def test_sums_over_too_few_are_refused(method: str, given: dict[str, object], asked: int) -> None:
+    with pytest.raises(FedgistError, match=f"a secure sum is over at least [39] clients, and .* asks {asked}: "):
+        check(method, **{"secure": "masks", **given})
+    if asked > 1:
+        check(method, **{**given, "secure": f"masks:group={asked}"})
+
+
+def test_nothing_is_no_way_to_secure_sums() -> None:
+    with pytest.raises(FedgistError, match="unknown way to secure sums ''"):
+        check("fedavg", secure="")
+
+
 @pytest.mark.parametrize(("method", "given"), [("repshare", {"topology": "ring"}), ("fedavg", {"delay": 1})])
 def test_peers_and_late_replies_are_refused(method: str, given: dict[str, object]) -> None:
     with pytest.raises(FedgistError, match=f"leave out {next(iter(given))}"):

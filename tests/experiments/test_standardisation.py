@@ -162,7 +162,8 @@ def test_across_sites_only_what_no_file_states_is_exchanged(
         ground = {"dataset": "hearts", "data_dir": str(tmp_path / "server"), "model": "tabular:hidden=4"}
         return configs.resolve({"rounds": 2, "steps": 2, "device": "cpu", "normalise": "sums", **ground}, known)
 
-    runs.run(["a", "b", "c"], connected, asked, tmp_path / "run", False, Patience(), Silent())
+    settled = runs.settle(["a", "b", "c"], asked, tmp_path / "run", False)
+    runs.run(settled, connected, False, Patience(), Silent())
     told = json.loads((tmp_path / "run" / "standardisation.json").read_text())
     pulse = np.concatenate([
         np.loadtxt(tmp_path / id / "hearts" / "train.csv", delimiter=",", skiprows=1, usecols=1) for id in "ab"

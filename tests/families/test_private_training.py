@@ -1,6 +1,7 @@
 """Private local training: engines agree, a client without data tells nothing of it, what would tell more is refused."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,16 +10,27 @@ import torch
 from fedgist import methods, models
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
+from fedgist.core.federation import Site
+from fedgist.core.method import handler_for
+from fedgist.core.rng import Rng
 from fedgist.core.task import Task
+from fedgist.core.work import Place
 from fedgist.data.client_data import ClientData
 from fedgist.dp.accountant import Release
+from fedgist.dp.randomness import keyed
 from fedgist.engines import executor
+from fedgist.engines.engine import answer
 from fedgist.engines.local import LocalEngine
+from fedgist.engines.scheduler import drive_one
 from fedgist.experiments import privacy
 from fedgist.experiments.config import resolve
 from fedgist.experiments.inputs import Inputs, from_dataset
-from fedgist.families.global_model import GlobalModelOptions
+from fedgist.families.global_model import Global, GlobalModelOptions
 from fedgist.families.private_training import noisy_steps
+from fedgist.learning.moves import move
+from fedgist.learning.private_training import gradients
+from fedgist.methods.fedsgd import Point
+from toys import play, toy_federation
 
 PRIVATE: dict[str, Any] = {"method": "fedavg", "epsilon": 8.0, "weighting": "uniform", "noise_multiplier": 1.0}
 SMALL = {"dataset": "digits", "limit": 120, "clients": 3, "model": "mlp:hidden=8", "steps": 3, "device": "cpu"}
@@ -91,11 +103,52 @@ def test_what_a_client_sends_depends_on_batches_and_noise_alone(name: str) -> No
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedsgd"])
+def test_how_records_of_a_secret_batch_are_moved_is_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record more has all after it take the next one's move. Who knows the run's seed must not know the moves: sums
+    of 31 clipped gradients, of batches that differ by the first record, are 5 C apart and more where it does."""
+    given: dict[str, Any] = {"method": name, "sampling": 1.0, "crop": 2, "flip": True, "steps": 1}
+    config = resolve({**SMALL, "epsilon": 8.0, "noise_multiplier": 1.0, **given})
+    inputs = from_dataset(config)
+    method, who = methods.find(name)(config.options, inputs.task), "0"
+    moves, make = [], type(config.options).with_moves
+
+    def watched(*given: Any) -> Any:
+        plan = make(*given)
+        moves.append(plan["moves"])
+        return plan
+
+    monkeypatch.setattr(type(config.options), "with_moves", watched)
+    w = method.model.init(Rng(0))
+    asked: Any = Global(w) if name == "fedavg" else Point(w, 0)
+    for key in (b"1" * 32, b"2" * 32, None):
+        me = Site(who, 1, inputs.sites[who], {"home": {}}, Rng(config.seed), inputs.info[who])
+        me.secret = key and partial(keyed, key)
+        drive_one(answer(method, handler_for(method, type(asked)), me, asked), Place())
+    secret, other, seeded = moves
+    assert not torch.equal(secret, other) and not torch.equal(secret, seeded)
+    data, net = inputs.sites[who], inputs.task.models[config.model]
+    sums = []
+    for start in (0, 1):
+        pool = {"x": move(data.x[start:], seeded.flatten(0, 1)[: data.n - start]), "y": data.y[start:]}
+        found = gradients(net, net.init(Rng(0)), pool["x"], pool["y"]).clipped_sum(torch.ones(len(pool["y"])), 1.0)
+        sums.append(torch.cat([part.flatten() for part in found.values()]))
+    assert data.n == 31 and torch.dist(*sums) > 5
+
+
 def test_what_a_round_costs() -> None:
     """Steps are public: those given, or epochs over the rate; never a count of records."""
     options = GlobalModelOptions(weighting="uniform", noise_multiplier=2.0, sampling=0.05, epochs=3)
     assert noisy_steps(options, (), options.private_steps).release == Release(2.0, 0.05, 60)
     assert replace(options, steps=7).private_steps == 7
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
+@pytest.mark.parametrize(("given", "says"), [({"batch": "all"}, "batch=all tells"), ({"clip": 1.0}, "set record_clip")])
+def test_what_clips_records_has_no_use_for_it(method: str, given: dict[str, Any], says: str) -> None:
+    """Also where nothing is promised: sums of gradients divided by 2^63, or a bound that nobody looks at."""
+    with pytest.raises(FedgistError, match=says):
+        play(toy_federation(method, clients=3, noise_multiplier=1.0, **given))
 
 
 @pytest.mark.parametrize(

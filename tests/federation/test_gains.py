@@ -51,7 +51,8 @@ class Sites:
         def asked(known: dict[str, Any]) -> Any:
             return resolve({**{"method": config.method}, **OPTIONS}, known)
 
-        runs.run([*"abc"], connected, asked, self.folder / out, resume, Patience(), Silent(), None, alone)
+        settled = runs.settle([*"abc"], asked, self.folder / out, resume)
+        runs.run(settled, connected, resume, Patience(), Silent(), None, alone)
         return RunFolder(self.folder / out)
 
 

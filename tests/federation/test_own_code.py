@@ -84,7 +84,7 @@ class Sites:
             return resolve({"method": method, "model": "mlp:hidden=16", "rounds": 2, "device": "cpu", **given}, known)
 
         self.settled = runs.settle(list(self.hosts), config, self.folder / method, False, code)
-        return runs.run([], connected, self.settled, None, False, Patience(sites=sites), Silent())
+        return runs.run(self.settled, connected, False, Patience(sites=sites), Silent())
 
 
 def test_a_module_with_attention_and_dropout_learns_beside_others(package: str, tmp_path: Path) -> None:
@@ -168,6 +168,9 @@ def test_a_site_that_lacks_a_class_has_the_module_of_all(package: str, tmp_path:
     for form in (((1, 8, 1 << 20), 10), ((1, 8, 8), 6), ((1, 8, 8), 1 << 40)):
         with pytest.raises(Refused):
             site_setup.announcement(settings, *form)
+    site_setup.announcement(settings, (1, 8, 8), 6, private=True)  # else a server would find its largest label
+    with pytest.raises(Refused):
+        site_setup.announcement(settings, (1, 8, 8), 1 << 40, private=True)
 
 
 def test_a_server_cannot_name_code(package: str) -> None:

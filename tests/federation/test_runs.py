@@ -52,7 +52,7 @@ def run(folder: Path, models: dict[str, str], exchanges: int = 100, resume: bool
     def config(known: dict[str, Any]) -> Any:
         return resolve({"method": "feddistill", "rounds": 3, "steps": 2, "device": "cpu"}, known)
 
-    runs.run(["a", "b"], connected, config, None, resume, Patience(), Silent())
+    runs.run(runs.settle(["a", "b"], config, None, resume), connected, resume, Patience(), Silent())
 
 
 def test_a_site_that_was_away_joins_with_the_runs_model(
@@ -97,7 +97,8 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             layer = {"method": "fedavg", "rounds": 2, "steps": 2, "device": "cpu", "finish": finish, "share": share}
             return resolve({**layer, "engine": "sequential"}, known)
 
-        return runs.run(["a", "b"], connected, config, tmp_path / out, resume, Patience(), Silent())
+        settled = runs.settle(["a", "b"], config, tmp_path / out, resume)
+        return runs.run(settled, connected, resume, Patience(), Silent())
 
     at_once, plain = made("at-once", "gist"), made("later", "none")
     assert at_once.accuracy > plain.accuracy + 0.1 and [row["answered"] for row in at_once.metrics] == [2, 2, 2]
@@ -111,7 +112,10 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert own.accuracy > trained.accuracy + 0.1 and "deviation_between_clients" in own.metrics[-1]
 
 
-def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_site_joins_a_model_of_gist_and_leaves_it(
+    balance: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two sites and a third that joins later are three; with its sums taken out again they are two."""
     monkeypatch.chdir(tmp_path)
     for number, id in enumerate("abc", 1):
@@ -124,9 +128,10 @@ def test_a_site_joins_a_model_of_gist_and_leaves_it(tmp_path: Path, monkeypatch:
 
         def config(known: dict[str, Any]) -> Any:
             layer = {"method": "gist", "rounds": 1, "grid": 2, "scales": 1, "device": "cpu", "engine": "sequential"}
-            return resolve(layer, known)
+            return resolve({**layer, "balance": balance}, known)
 
-        return runs.run(list(sites), connected, config, tmp_path / f"run-{sites}", False, Patience(), Silent())
+        settled = runs.settle(list(sites), config, tmp_path / f"run-{sites}", False)
+        return runs.run(settled, connected, False, Patience(), Silent())
 
     def says(*words: str, code: int = 0) -> str:
         done = CliRunner().invoke(app, ["gist", *words])
@@ -184,7 +189,7 @@ def test_what_was_settled_before_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     settled = runs.settle(["a", "b"], config, None, False)
     monkeypatch.setattr(datasets, "load", None)
-    result = runs.run(["a", "b"], connected, settled, None, False, Patience(), Silent())
+    result = runs.run(settled, connected, False, Patience(), Silent())
     assert result.folder == settled.folder.path
 
 

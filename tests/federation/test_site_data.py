@@ -1,15 +1,20 @@
 """A site's own data in the form of the run: normalised by the run's numbers, whatever its own would be."""
 
+import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedgist.core.task import Task
+from fedgist.experiments.standardisation import Standardise
 from fedgist.federation import site_setup
-from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.gains import Comparison
+from fedgist.federation.protocol.envelope import Refusal, Start, seal, unseal
 from fedgist.federation.protocol.policy import Policy, Refused
+from fedgist.federation.protocol.site_host import SiteHost
 
 COLUMNS = """\
 target = "sick"
@@ -61,3 +66,36 @@ def test_a_task_that_cannot_be_is_refused(told: dict[str, object], complaint: st
     start = Start("run-0", "fedavg", 0, "", {}, {**TOLD, **told})  # type: ignore[dict-item]
     with pytest.raises(Refused, match=complaint):
         site_setup.task_of(start, Policy())
+
+
+def told_to(host: SiteHost, method: str, layer: str, **told: object) -> str:
+    """What a server hears that starts a run at a site."""
+    start = Start("run-1", method, 0, "mlp", {}, {**TOLD, "models": ["mlp"], "model": "mlp", **told}, layer=layer)
+    answered = unseal(host.handle(seal(start)))[0]
+    return answered.why if isinstance(answered, Refusal) else type(answered).__name__
+
+
+PRIVACY = json.dumps({"privacy": {"epsilon": 4.0, "delta": 1e-5, "noise": "local", "threshold": 1, "colluders": 0}})
+
+
+@pytest.mark.parametrize("layer", ["", PRIVACY])
+def test_a_site_with_a_budget_tells_nothing_for_nothing(layer: str, folder: Path) -> None:
+    """One record more, the only one of its class or that without which there are too few: no start is answered in
+    another way for it, as nothing is charged for starts."""
+    methods = ("gist", "fedavg", Standardise.name, Comparison.name)
+    heard = []
+    for more in ("", "30,f,yes\n", "30,f,no\n"):
+        (folder / "train.csv").write_text("age,sex,sick\n60,f,no\n40,m,no\n" + more, "utf-8")
+        rules = Policy(methods=methods, epsilon=1.0, min_samples=3, min_samples_per_class=3)
+        for method, classes in product(methods, (1, 2)):
+            host = site_setup.make_host("a", folder / f"{len(heard)}", site_setup.Settings(str(folder)), rules)
+            heard.append(told_to(host, method, layer, classes=classes, mean=[0.0] * 3, std=[1.0] * 3))
+    assert heard[:8] == heard[8:16] == heard[16:], heard
+    assert heard[1] == "Ready" if layer else "its policy has a privacy budget" in heard[1]
+
+
+def test_samples_of_other_classes_are_left_out_of_a_private_run(folder: Path) -> None:
+    data = site_setup.client_data(folder, replace(TASK, classes=1, private=True))
+    assert data.y.tolist() == [0] and data.x[:, 0].tolist() == [1.0]
+    with pytest.raises(Refused, match="it has other classes than the 1 that the run is about"):
+        site_setup.client_data(folder, replace(TASK, classes=1))

@@ -62,7 +62,7 @@ def run(folder: Path, **options: Any) -> Result:
     def config(known: dict[str, Any]) -> Any:
         return resolve({"model": "mlp:hidden=16", "rounds": 3, "steps": 5, "device": "cpu", **options}, known)
 
-    result = runs.run(["a", "b"], connected, config, folder / "run", False, Patience(), Silent())
+    result = runs.run(runs.settle(["a", "b"], config, folder / "run", False), connected, False, Patience(), Silent())
     for host in hosts.values():
         host.close()
     return result

@@ -78,7 +78,7 @@ def run(wire: Wire, out: Path, resume: bool = False) -> None:
         chosen = {"method": "scaffold", "model": "mlp:hidden=4", "rounds": 2, "steps": 2, "device": "cpu"}
         return resolve(chosen, known)
 
-    runs.run(["a", "b"], connected, config, out, resume, Patience(), Silent())
+    runs.run(runs.settle(["a", "b"], config, out, resume), connected, resume, Patience(), Silent())
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from auditing import least_mu
 from fedgist import models
 from fedgist.core.rng import Rng
-from fedgist.dp.audit import least_mu
 from fedgist.dp.randomness import secret, simulated
 from fedgist.dp.releases import grid
 from fedgist.learning.optimisers import SGD
@@ -64,6 +64,17 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(pixels: list[float], label:
     record = torch.tensor(pixels).view(1, 4, 4) * scale
     before, after = total(X, Y), total(*with_record(record, label))
     assert norm({name: after[name] - before[name] for name in after}) <= C
+
+
+def test_no_weights_make_a_gradient_too_small_to_be_clipped() -> None:
+    """Features of 1e18 and a logit 55 above the others, which a server may choose: b is about e^-55, whose square is 0
+    in float32, and ‖b aᵀ‖ = √2 · 1.3e-24 · √5 · 1e18 = 4.1e-6 would count for all of itself under a clip of 1e-6."""
+    chosen = {name: torch.zeros_like(value) for name, value in W.items()}
+    chosen |= {"fc1.bias": torch.full((5,), 1e18), "classifier.bias": torch.tensor([55.0, 0.0, 0.0])}
+    found = gradients(MODEL, chosen, X[:1], torch.zeros(1, dtype=torch.int64))
+    ones = torch.ones(1)
+    assert norm(found.clipped_sum(ones, 1.0)) == pytest.approx(4.1e-6, rel=0.01)
+    assert norm(found.clipped_sum(ones, 1e-6)) <= 1e-6
 
 
 def test_an_outlier_counts_for_all_of_the_clip() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
-from fedgist.learning.ridge import OWN, Ridge, as_logits, moved, symmetric, triangle
+from fedgist.learning.ridge import OWN, Ridge, as_logits, balanced, moved, symmetric, triangle
 
 
 def data(n: int = 40, d: int = 7, c: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,6 +42,72 @@ def test_the_error_of_what_is_left_out(ridge: float) -> None:
     wanted = n * (rest @ y).square().sum() / rest.trace() ** 2
     spread = n * (1 - y.mean(0).square().sum().item())
     assert Ridge.of(z.T @ z, z.T @ y).leaving_out(ridge, n, spread) == pytest.approx(wanted.item(), rel=1e-10)
+
+
+def fitted(z: torch.Tensor, targets: torch.Tensor, ridge: float = 0.3) -> torch.Tensor:
+    """The scores of targets of any kind, with a free intercept and without sums: least squares with √λ I below z."""
+    mean = targets.mean(0)
+    below = torch.zeros(z.shape[1], targets.shape[1]).double()
+    stacked = torch.cat([z, ridge**0.5 * torch.eye(z.shape[1]).double()])
+    return z @ torch.linalg.lstsq(stacked, torch.cat([targets - mean, below])).solution + mean
+
+
+def simplex(c: int) -> torch.Tensor:
+    """The vertices of a regular simplex as columns, in c − 1 dimensions."""
+    return torch.linalg.qr(torch.cat([torch.ones(c, 1), torch.eye(c)[:, 1:]], 1).double())[0][:, 1:].T
+
+
+CODES = {
+    "smoothed labels": (0.9 * torch.eye(5).double(), torch.full((5,), 0.1 / 5).double()),
+    "1 and −1": (2 * torch.eye(5).double(), -torch.ones(5).double()),
+    "orthogonal": (torch.linalg.qr(Rng(5).normal(8, 5).double())[0], Rng(6).normal(8).double()),
+    "simplex": (simplex(5), torch.zeros(4).double()),
+    "error-correcting": (2.0 * Rng(7).integers(2, 9, 5).double() - 1, torch.zeros(9).double()),
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_scores_of_targets_that_are_an_affine_map_of_labels(code: str) -> None:
+    """T y + t for y makes T s + t of the scores s, as (S + λI)⁻¹ Σ z (Ty + t)ᵀ = W Tᵀ where Σ z = 0. The nearest of the
+    codewords T e_k + t is then the e_k nearest to s by the metric TᵀT; where that is αI − β11ᵀ, the largest s_k."""
+    z, y = data(n=60, c=5)
+    matrix, shift = CODES[code]
+    scores, found = fitted(z, y), fitted(z, y @ matrix.T + shift)
+    assert torch.allclose(found, scores @ matrix.T + shift, rtol=0, atol=1e-10)
+    nearest = torch.cdist(found, matrix.T + shift).argmin(1)
+    apart = scores[:, None] - torch.eye(5).double()
+    assert torch.equal(nearest, torch.einsum("nki,ij,nkj->nk", apart, matrix.T @ matrix, apart).argmin(1))
+    assert torch.equal(nearest, scores.argmax(1)) == (code != "error-correcting")
+
+
+def test_scores_of_classes_with_weights_are_no_such_map() -> None:
+    """With 1/n_c for every sample no 5×5 matrix and shift make them of s; with one weight for all, they are s."""
+    z, y = data(n=60, c=5)
+    scores = torch.nn.functional.pad(fitted(z, y), (0, 1), value=1.0)
+    for weights, same in ((y @ (1 / y.sum(0)), False), (torch.full((60,), 1 / 60).double(), True)):
+        mean_z, mean_y = (weights @ each / weights.sum() for each in (z, y))
+        moment = (z - mean_z).T * weights * 60 / weights.sum()
+        w = torch.linalg.solve(moment @ (z - mean_z) + 0.3 * torch.eye(7).double(), moment @ (y - mean_y))
+        found = (z - mean_z) @ w + mean_y
+        left = found - scores @ torch.linalg.lstsq(scores, found, driver="gelsd").solution
+        assert (left.abs().max() < 1e-10) == same
+
+
+@pytest.mark.parametrize("sizes", [(30, 5, 2), (30, 7, 0), (20, 20, 20), (9, 0, 0)])
+def test_balanced_scores_are_those_of_labels_of_deviation_1(sizes: tuple[int, ...]) -> None:
+    """Up to one factor for all of them, and as they were where all classes are as large; who is not there is last."""
+    c, y = 3, torch.eye(3).double().repeat_interleave(torch.tensor(sizes), 0)
+    z = Rng(0).normal(len(y), 7).double()
+    z, prior = z - z.mean(0), y.mean(0)
+    weight, intercept = balanced(Ridge.of(z.T @ z, z.T @ (y - 1 / c)).weights(0.3), prior)
+    found, there = z @ weight + intercept, prior > 0
+    labels = (y - prior) / y.std(0, correction=0).clamp_min(1e-12)
+    if there.sum() > 1:
+        wanted = fitted(z, labels)[:, there]
+        assert torch.allclose(found[:, there] - 1 / c, wanted * 2**0.5 / 3, rtol=0, atol=1e-12)
+    assert there[found.argmax(1)].all()
+    if sizes == (20, 20, 20):
+        assert torch.allclose(found, fitted(z, y), rtol=0, atol=1e-12)
 
 
 def test_logits_are_the_first_newton_step_of_logistic_regression() -> None:

@@ -11,6 +11,7 @@ TABLE, SIGNAL, VOLUME = (12,), (1, 187), (2, 3, 4, 5)
 TINY: dict[str, dict[str, Any]] = {
     "fedavg": {"steps": 2},
     "feddm": {"steps": 2, "ipc": 1, "min_class": 1, "server_epochs": 1, "batch": 4},
+    "feddm-released": {"steps": 2, "ipc": 1, "server_epochs": 1},
     "codream": {"warm_up": 1, "dreams": 4, "exchanges": 2, "distil_steps": 2, "distil_batch": 4},
     "tofu": {"steps": 2, "images": 2, "iterations": 2},
     "fedgen": {"steps": 2, "generator_steps": 2, "generator_batch": 4},

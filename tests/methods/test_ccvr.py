@@ -58,6 +58,13 @@ def test_a_head_under_label_skew_is_mended() -> None:
     assert engine.evaluate(test)["accuracy"] > before + 0.2
 
 
+def test_features_that_are_not_finite_are_refused() -> None:
+    engine = federation("ccvr", clients(9, 12), "mlp", **{**LOCAL, "lr": 1e38}, after=1)
+    engine.run_round()
+    with pytest.raises(FedgistError, match="not finite: a smaller lr helps"):
+        engine.run_round()
+
+
 def test_it_needs_a_whole_model() -> None:
     with pytest.raises(FedgistError, match="features of one whole model"):
         federation("ccvr", clients(5), "mlp:norm=batch", batch_norm="local")

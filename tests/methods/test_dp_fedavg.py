@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from auditing import least_mu
 from fedgist import engines, methods
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError, MixedModels
@@ -21,7 +22,6 @@ from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import gaussian
 from fedgist.dp.accountant import CLIENT, RECORD
-from fedgist.dp.audit import least_mu
 from fedgist.dp.budget import Book
 from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sums
@@ -297,3 +297,11 @@ def test_the_audit_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noi
     assert found["promised"] == pytest.approx(8) and found["unit"] == "client" and found["canaries"] == 120
     assert found["broken"] is (fault != "none") and done.exit_code == found["broken"], found
     assert found["least"] > 2
+
+
+def test_what_a_client_keeps_does_not_tell_whether_it_has_records() -> None:
+    """A reply says whether there is a new state to go on from: with momentum that is kept, in the second round there is
+    one where there are records, and none where there are none; no noise hides that."""
+    given = config(momentum=0.9, keep_momentum=True)
+    with pytest.raises(FedgistError, match="leave out keep_momentum"):
+        _ = DPFedAvg(given.options, from_dataset(given).task).releases

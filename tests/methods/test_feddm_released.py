@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from auditing import least_mu
 from fedgist import methods
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import gaussian
-from fedgist.dp.audit import least_mu
 from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sums
 from fedgist.experiments.config import resolve

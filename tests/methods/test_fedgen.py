@@ -61,10 +61,19 @@ def test_guidance_stops_after_the_guided_steps() -> None:
 def test_weights_of_the_guidance_over_the_rounds() -> None:
     """code: max(1e-4, 10 · 0.98^(t−1)), times B_G/B for the first; paper: 1 and 0, for ever."""
     config = build(methods.find("fedgen").Config, {"generated": 64, "batch": 32, "echo": 5.0})
-    assert config.guidance_at(1) == (20.0, 5.0)
-    assert config.guidance_at(3) == pytest.approx((20 * 0.98**2, 5 * 0.98**2))
-    assert config.guidance_at(10_000) == (2e-4, 1e-4)
-    assert build(methods.find("fedgen").Config, {"loss": "paper"}).guidance_at(50) == (1.0, 0.0)
+    assert config.guidance_at(1, 32) == (20.0, 5.0)
+    assert config.guidance_at(3, 32) == pytest.approx((20 * 0.98**2, 5 * 0.98**2))
+    assert config.guidance_at(10_000, 32) == (2e-4, 1e-4)
+    assert build(methods.find("fedgen").Config, {"loss": "paper"}).guidance_at(50, 32) == (1.0, 0.0)
+
+
+def test_all_samples_are_a_batch_of_as_many() -> None:
+    """B is what a client has: B_G/B of a batch that is called all is not a number beyond all."""
+    sites = users(16, 16)
+    settings = {**SMALL, "generated": 5, "echo": 0.0, "batch": "all"}
+    unguided = play(federation("fedgen", sites, "cnn", **settings, guidance=0.0), 2).state["w"]
+    guided = play(federation("fedgen", sites, "cnn", **settings), 2).state["w"]
+    assert apart(guided, unguided) > 1e-4
 
 
 MNIST, EMNIST = ((1, 28, 28), 10), ((1, 28, 28), 26)

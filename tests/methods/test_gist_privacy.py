@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from auditing import least_mu
 from fedgist import methods
+from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
 from fedgist.dp import gaussian
-from fedgist.dp.audit import least_mu
 from fedgist.dp.randomness import exact, simulated
 from fedgist.dp.releases import Mechanism, Sums
 from fedgist.experiments.config import resolve
@@ -50,6 +51,11 @@ def sums(method: Gist, data: ClientData) -> dict[type, dict[str, Tensor]]:
 
 def with_record(data: ClientData, record: Tensor, label: int) -> ClientData:
     return replace(data, x=torch.cat([data.x, record[None]]), y=torch.cat([data.y, torch.tensor([label])]))
+
+
+def test_noise_is_not_multiplied_where_classes_are_rare() -> None:
+    with pytest.raises(FedgistError, match="balance is for sums without noise"):
+        setting(balance=True)
 
 
 PIXELS = st.floats(allow_nan=True, allow_infinity=True, width=32)

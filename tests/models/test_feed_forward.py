@@ -11,7 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
+from fedgist.core.task import Tap
 from fedgist.models import build
+from fedgist.models import model as layered
 from fedgist.models.layers import bind_all
 from fedgist.models.registry import ARCHITECTURES
 
@@ -411,3 +413,24 @@ def test_init_is_a_function_of_its_rng_alone():
     # every tensor has a stream of its own: another number of classes leaves the trunk as it is
     wider = build("resnet9", (1, 16, 16), 4, width=2, feature_size=5).init(Rng(1))
     assert all(torch.equal(first[name], wider[name]) for name in first if not name.startswith("classifier"))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_images_in_pieces_are_the_images_together(case, monkeypatch):
+    """Where nobody differentiates, images go through convolutions a few at a time; their vectors stay together."""
+    monkeypatch.setattr(layered, "CACHED", 1)  # 2 · FEWEST = 8 images at once
+    model, plain, seen = replace(make(case)), layered._run, []  # made anew, with that limit
+    monkeypatch.setattr(layered, "_run", lambda steps, w, x, *rest: seen.append(len(x)) or plain(steps, w, x, *rest))
+    w, x = weights(model), RNG("pieces").normal(21, *model.input_shape).double()
+    together = model(w, x)
+    assert seen == [21]
+    with torch.no_grad():
+        in_pieces = model(w, x)
+        convolves = any(name.startswith("conv") for name, _ in model.layers)
+        assert seen[1:] == ([7, 7, 7, 21] if convolves else [21])
+        for whole in (lambda: model(w, x, train=True), lambda: model(w, x, tap=Tap()), lambda: model(w, x[:16])):
+            seen.clear()
+            whole()
+            assert len(seen) == 1
+    torch.testing.assert_close(in_pieces.features, together.features, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(in_pieces.logits, together.logits, rtol=1e-12, atol=1e-14)

@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 
 from fedgist.core.rng import Rng
 from fedgist.core.task import Tap
-from fedgist.models.layers import MaxPool, Moments, Norm, channel_moments
+from fedgist.models.layers import AvgPool, MaxPool, Moments, Norm, channel_moments
 
 RNG = Rng(3)("norms")
 
@@ -159,3 +159,16 @@ def test_max_pooling_is_torchs_to_the_bit(shape, size):
         found.append([out, down, second])
     for ours, torchs in zip(*found, strict=True):
         assert torch.equal(ours.nan_to_num(nan=7.0), torchs.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((6, 3, 8, 8), 2), ((3, 2, 7, 9), 2), ((2, 1, 9, 10), 3), ((2, 2, 3, 3), 1), ((0, 2, 4, 4), 2)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_average_pooling_is_torchs_to_the_bit(shape, size, dtype):
+    """Without gradients, where it adds by squares, and with them."""
+    step, x = AvgPool(size).bind("p"), RNG("pool").normal(*shape).to(dtype)
+    expected = torch.nn.functional.avg_pool2d(x, size)
+    assert torch.equal(step({}, x, None, None), expected)
+    with torch.no_grad():
+        assert torch.equal(step({}, x, None, None), expected)

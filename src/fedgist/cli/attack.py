@@ -2,13 +2,12 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedgist.cli.common import Debug, Flags, Json, Profile, Set, WithSet, flag, run_flags, speaking, warning_once
+from fedgist.cli.common import Debug, Flags, Json, Profile, Set, WithSet, draw, flag, run_flags, speaking, warning_once
 from fedgist.core.errors import FedgistError
 from fedgist.options import Role
 
@@ -156,7 +155,6 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    from rich.console import Console
     from rich.table import Table
 
     right = found["right"]
@@ -167,11 +165,10 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
         row = found[name]
         cells = [row[key] for key in ("auc", "auc std", "at_one_percent", "at_one_percent std", "at_a_thousandth")]
         table.add_row(name, *("–" if cell is None else f"{cell:.4f}" for cell in cells))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    draw(table, 120)
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     planted = "planted" in rows[0]
@@ -184,7 +181,7 @@ def _side_by_side(rows: list[dict[str, Any]]) -> None:
             rate = row.get("tpr at 1 % fpr")
             about = row["seen"] + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
             table.add_row(row["attack"], what, f"{row['value']:.3f}", f"{row['control']:.3f}", row["measure"], about)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    draw(table)
 
 
 @attack_app.command()
@@ -261,7 +258,6 @@ def lint(
 
 
 def _show(report: dict[str, Any], written: list[Path]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("", "PSNR", "best", "SSIM", "best")
@@ -272,7 +268,7 @@ def _show(report: dict[str, Any], written: list[Path]) -> None:
         table.add_row(ROWS[name], f"{psnr:.1f} dB", f"{psnr_best:.1f} dB", f"{ssim:.2f}", f"{ssim_best:.2f}")
     images, steps = report["images"], report["local_steps"]
     print(f"client {report['client']}, round {report['round']}; images: {images}, local steps: {steps}")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    draw(table, 120)
     print(f"labels    {report['labels_right']} of {images} right")
     print(f"cosine    {report['cosine_seen']:.3f} of the update that was seen with the client's own,")
     print(f"          {report['cosine_recovered']:.3f} with that of the images found")

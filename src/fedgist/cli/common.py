@@ -192,6 +192,13 @@ def fail(line: str, code: int, debug: bool = False) -> None:
     raise typer.Exit(code)
 
 
+def draw(table: Any, width: int = 140) -> None:
+    """Print a table of rich: as wide as the terminal is, or where there is none as wide as it may need to be."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else width).print(table)
+
+
 def note(note: str | None, quiet: bool) -> None:
     if note and not quiet:
         print(note, file=sys.stderr)

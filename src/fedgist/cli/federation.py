@@ -44,6 +44,10 @@ app.add_typer(site_app, name="site")
 
 NOT_HERE = Role.SITES | Role.SIMULATION
 Folder = Annotated[Path, typer.Argument(help="The folder of the federation.")]
+Timeout = Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")]
+Fairness = Annotated[
+    bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
+]
 
 
 def _say(line: str) -> None:
@@ -91,16 +95,14 @@ def run(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
-    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")] = 600.0,
+    timeout: Timeout = 600.0,
     enough: Annotated[float, flag("enough", "Share of the asked sites whose answers suffice.", "X")] = 1.0,
     min_sites: Annotated[int, flag("min-sites", "Fewest sites to begin and to go on with.", "N")] = 1,
     wait: Annotated[float, flag("wait", "Seconds to wait for sites that are not there yet.", "S")] = 60.0,
     max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
-    fairness: Annotated[
-        bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
-    ] = False,
+    fairness: Fairness = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `federation attach` shows it again.")
     ] = False,
@@ -137,10 +139,8 @@ def sim(
     profile: Profile = None,
     config: Config = None,
     set: Set = None,
-    timeout: Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")] = 600.0,
-    fairness: Annotated[
-        bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
-    ] = False,
+    timeout: Timeout = 600.0,
+    fairness: Fairness = False,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -288,8 +288,12 @@ def _patience(chosen: Choices, sites: int) -> "Patience":
 
     if not 1 <= chosen.min_sites <= sites:
         raise FedgistError(f"--min-sites must be from 1 to {sites}, not {chosen.min_sites}")
-    timeout, max_norm = _positive("timeout", chosen.timeout), _positive("max-norm", chosen.max_norm)
-    return Patience(timeout, _share(chosen.enough), chosen.min_sites, max_norm)
+    for name, value in (("timeout", chosen.timeout), ("max-norm", chosen.max_norm)):
+        if value <= 0:
+            raise FedgistError(f"--{name} must be above 0, not {value:g}")
+    if not 0 < chosen.enough <= 1:
+        raise FedgistError(f"--enough must be above 0 and at most 1, not {chosen.enough:g}")
+    return Patience(chosen.timeout, chosen.enough, chosen.min_sites, chosen.max_norm)
 
 
 def _detach(federation: "FederationFolder", settled: "Settled") -> None:
@@ -305,18 +309,6 @@ def _detach(federation: "FederationFolder", settled: "Settled") -> None:
 
 def _note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _positive(name: str, value: float) -> float:
-    if value <= 0:
-        raise FedgistError(f"--{name} must be above 0, not {value:g}")
-    return value
-
-
-def _share(value: float) -> float:
-    if not 0 < value <= 1:
-        raise FedgistError(f"--enough must be above 0 and at most 1, not {value:g}")
-    return value
 
 
 @site_app.command("start")

@@ -29,6 +29,7 @@ def predict(
     """Class, name and probabilities of every sample; where the files have labels, the accuracy too."""
     with speaking(debug):
         from fedgist.experiments import predictions
+        from fedgist.experiments.folder import write_text
 
         if peak is not None and not peak > 0:
             raise FedgistError(f"--peak must be above 0, not {peak:g}")
@@ -37,7 +38,7 @@ def predict(
         if out is None:
             print(text, end="")
         else:
-            predictions.write(text, out)
+            write_text(out.expanduser(), text)
         if made.accuracy is not None:
             typer.echo(f"accuracy  {made.accuracy:.4f} ({made.correct} of {made.judged})", err=out is None)
 

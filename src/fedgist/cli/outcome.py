@@ -2,12 +2,11 @@
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgist.cli.common import note
+from fedgist.cli.common import draw, note
 from fedgist.words import size
 
 if TYPE_CHECKING:
@@ -15,6 +14,10 @@ if TYPE_CHECKING:
     from fedgist.experiments.report.result_table import Column
     from fedgist.experiments.report.runs import Group
     from fedgist.experiments.results import Result
+
+
+WIDTH = 180
+"""Of tables of runs side by side, where no terminal says it."""
 
 
 def show_run(results: "Sequence[Result]", folder: Path, as_json: bool, quiet: bool) -> None:
@@ -56,12 +59,10 @@ def side_by_side(
 def _tables(
     groups: "Sequence[Group]", results: "Sequence[Sequence[Result]]", target: float, standings: Sequence[Any]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fedgist.experiments.report import result_table as tables
 
-    console = Console(width=None if sys.stdout.isatty() else 180)
     to = f"to {target:.4f}"
     table = Table("method", "model", "rounds", "steps", "accuracy", "best", f"rounds {to}", f"bytes {to}")
     for name in ("bytes up", "bytes down", "seconds"):
@@ -75,10 +76,10 @@ def _tables(
         model, rounds, steps = (tables.shown(group, column) for column in tables.RUN[:3])
         reached = (_reached(s.rounds_to, "{:.0f}".format), _reached(s.bytes_to, size))
         table.add_row(tables.name(group), model, rounds, steps, *accuracies, *reached, up, down, seconds, s.server_sees)
-    console.print(table)
+    draw(table, WIDTH)
     for title, kind in (("scores, %", tables.SCORES), ("clients, %", tables.FAIRNESS)):
         if columns := tables.known(groups, kind):
-            console.print(_further(title, groups, columns))
+            draw(_further(title, groups, columns), WIDTH)
     for line in _notes(groups):
         print(line)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, flag, note, speaking
+from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, draw, flag, note, speaking
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.words import duration, size
 
@@ -203,14 +203,13 @@ def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("data set", "here", "cells", "presets")
     for name, row in sorted(rows.items(), key=lambda item: item[1]["readable"]):
         presets = ", ".join(f"{preset} ({count})" for preset, count in row["cells"].items())
         table.add_row(name, "yes" if row["readable"] else row["lacks"], str(sum(row["cells"].values())), presets)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    draw(table)
     print("`fedgist data download NAME DIR` fetches most of them where there is a network; docs/data.md tells the rest")
 
 
@@ -230,7 +229,6 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
     if as_json:
         print(json.dumps([_about(*row) for row in rows]))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
@@ -239,7 +237,7 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
         hours = hours if verdict.run < verdict.cells else ""
         counts = (str(verdict.cells), str(verdict.run))
         table.add_row(preset.name, preset.title, *counts, verdict.word, str(preset.seeds), hours)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    draw(table)
     print(f"hours of one core ({clock.how()}), to be divided by the cores at work; a GPU is another matter")
 
 
@@ -267,7 +265,6 @@ def _table(
         cells = {cell.name: _object(cell, results.get(cell.name)) for cell in preset.cells}
         print(json.dumps({"preset": preset.name, "state": verdict.word, "cells": cells, "file": path and str(path)}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("cell", "paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
@@ -279,7 +276,7 @@ def _table(
         seconds = None if clock is None else clock.get(cell.config)
         estimate = [] if clock is None else ["?" if seconds is None else duration(seconds)]
         table.add_row(*cell_row(cell, results.get(cell.name), size), *estimate)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    draw(table)
     state = verdict.word if preset.scale == "full" else f"{verdict.word}, in the small"
     print(f"{preset.name}, {preset.title}: {state}; {verdict.run} of {verdict.cells} cells run", end="")
     print(f", {verdict.within} of {verdict.judged} within" if verdict.judged else "")

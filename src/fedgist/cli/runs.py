@@ -123,12 +123,13 @@ def compare(
     with speaking(debug), warning_once():
         from fedgist.experiments import comparison
         from fedgist.experiments import config as configs
+        from fedgist.experiments.fairness import ALONE
 
         own, layer = configs.load_several(config) if config else ({}, {})
         layer = {**layer, **configs.assignments(set or []), **flags}
         goal, spent = None if target is None else _fraction(target), {} if budget is None else _budget(budget)
-        if fairness and comparison.ALONE not in methods:
-            methods = [*methods, comparison.ALONE]
+        if fairness and ALONE not in methods:
+            methods = [*methods, ALONE]
         resolved, notes = comparison.compare(methods, {**layer, **spent}, profile, own)
         if "max_bytes" in spent:
             notes.append(
@@ -245,7 +246,7 @@ def _run_seeds(
     out: Path,
     resume: bool,
     quiet: bool,
-    group: Path | None = None,
+    group: Path | None,
     tensorboard: bool = False,
     overwrite: bool = False,
     alone: "Sequence[RunFolder | None] | None" = None,
@@ -290,7 +291,7 @@ def _run_all(
     configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool, overwrite: bool = False
 ) -> "list[tuple[Path, list[Result]]]":
     """Runs the configurations one after the other, each in its own folder; first the one that others look back to."""
-    from fedgist.experiments.comparison import ALONE
+    from fedgist.experiments.fairness import ALONE
     from fedgist.experiments.folder import RunFolder, each_seed
 
     done: dict[str, list[Result]] = {}

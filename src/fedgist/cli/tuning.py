@@ -17,6 +17,7 @@ from fedgist.cli.common import (
     Profile,
     Quiet,
     WithSet,
+    draw,
     flag,
     note,
     run_flags,
@@ -112,12 +113,11 @@ def _show(trials: "Sequence[Trial]", chosen: Path, as_json: bool) -> None:
         ]
         print(json.dumps({"trials": objects, "chosen": str(chosen)}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("method", "setting", "validation accuracy", "chosen")
     for trial in trials:
         setting = ", ".join(f"{name}={value}" for name, value in trial.setting.items()) or "as it is"
         table.add_row(trial.method, setting, f"{trial.accuracy:.4f}", "←" if trial is best[trial.method] else "")
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    draw(table)
     print(f"chosen settings: {chosen}; use them with fedgist compare {' '.join(names)} --config {chosen}")

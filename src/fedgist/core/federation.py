@@ -70,6 +70,11 @@ class Exhibit:
     """Whether each image has a scale of its own, rather than that of the data's pixels."""
 
 
+def cohort(active: float, clients: int) -> int:
+    """How many of the clients a round asks: a number, a fraction below 1, or 0 for all."""
+    return max(1, round(active * clients)) if 0 < active < 1 else int(active) or clients
+
+
 @dataclass(frozen=True)
 class Federation:
     """All that a node driving a round may know and do."""
@@ -85,7 +90,7 @@ class Federation:
         """A random choice of clients: a number of them, a fraction below 1, or all."""
         if active is None or active == 0:
             return list(self.ids)
-        count = max(1, round(active * len(self.ids))) if 0 < active < 1 else int(active)
+        count = cohort(active, len(self.ids))
         if not 1 <= count <= len(self.ids) or (active > 1 and active != count):
             raise FedgistError(f"active = {active}: choose a whole number from 1 to {len(self.ids)}, or a fraction")
         chosen = self.rng("sample").permutation(len(self.ids))[:count]
@@ -116,6 +121,6 @@ class Site:
     state: State
     rng: Rng
     info: Mapping[str, str]
+    """What it announced: its architecture as `model`."""
     secret: Callable[[str], Callable[[int], Tensor]] | None = None
     """Random bits by a name, which only the site can know; None in a simulation, where nothing is secret."""
-    """What it announced: its architecture as `model`."""

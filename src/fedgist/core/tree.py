@@ -37,6 +37,11 @@ def leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
+def tensors(tree: Tree) -> list[Tensor]:
+    """Those of the leaves that are tensors."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def structure(tree: Tree) -> Any:
     """A hashable description of everything but the leaves."""
     if isinstance(tree, dict):
@@ -112,7 +117,7 @@ def norm(tree: Tree) -> Tensor:
 
 def finite(tree: Tree) -> bool:
     """Whether no tensor in it holds a NaN or an infinity."""
-    floating = [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    floating = [leaf for leaf in tensors(tree) if leaf.is_floating_point()]
     return not floating or bool(torch.stack([leaf.isfinite().all() for leaf in floating]).all())
 
 

@@ -55,6 +55,9 @@ class Chunks:
     length: int
 
 
+Work = Compute | Scan
+
+
 class Pool(dict[str, Tensor]):
     """Tensors that a computation reaches only through indices into their first dimension.
 
@@ -131,7 +134,7 @@ def steps(xs: "Tree | Chunks", place: Place) -> Iterator[Tree]:
             yield tree.index(here, i)
 
 
-def execute(work: Compute | Scan, place: Place) -> Any:
+def execute(work: Work, place: Place) -> Any:
     """Do the work here and now, for one client: the definition that every engine must equal."""
     with torch.no_grad():
         if isinstance(work, Compute):

@@ -76,13 +76,18 @@ class Dataset:
 
 
 def load(
-    name: str, data_dir: str | Path | None = None, normalise: str = "dataset", limit: int | None = None
+    name: str,
+    data_dir: str | Path | None = None,
+    normalise: str = "dataset",
+    limit: int | None = None,
+    public: bool = False,
 ) -> tuple[Dataset, Dataset]:
     """The train and the test set called `name`.
 
     A folder `name` in `data_dir` (by default in what FEDGIST_DATA names) holds its files in one of the forms of
     `fedgist.data.formats`. `normalise` is one of NORMALISATIONS and always uses the same numbers for both sets. `limit`
-    keeps the first so many training samples, in file order.
+    keeps the first so many training samples, in file order. With `public`, numbers that would
+    have to be found in the training samples are refused.
     """
     if normalise not in NORMALISATIONS:
         raise unknown("normalisation", normalise, NORMALISATIONS)
@@ -92,6 +97,11 @@ def load(
     classes = _count_classes(name, train.labels, test.labels)
     groups = None if train.groups is None else train.groups[:limit]
     kept = replace(train, pixels=train.pixels[:limit], labels=train.labels[:limit], groups=groups)
+    if public and normalise == "dataset" and not _stated(name, train):
+        raise FedgistError(
+            f"no mean and deviation of {name} are public, and those of its training samples have no noise: "
+            "in a private run state numbers in columns.toml or beside the images, or take normalise=unit or half"
+        )
     mean, deviation = _normalisation(normalise, name, train, kept)
     ends = _range(test)
     made = (_dataset(name, images, classes, mean, deviation, ends) for images in (kept, test))
@@ -231,6 +241,11 @@ def _normalisation(kind: str, name: str, train: Images, kept: Images) -> tuple[S
     if name in CARDS and len(CARDS[name].mean) == channels:
         return CARDS[name].mean, CARDS[name].deviation
     return _by_channel(train)
+
+
+def _stated(name: str, train: Images) -> bool:
+    """Whether all numbers are those of a card or of the files."""
+    return (name in CARDS and len(CARDS[name].mean) == train.planes.shape[1]) or not _unstated(name, train)
 
 
 def _unstated(name: str, train: Images) -> tuple[int, ...]:

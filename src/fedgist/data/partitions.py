@@ -169,7 +169,7 @@ def fedgen_released(
             draw.shuffle(shuffled)
             proportions = draw.dirichlet(np.full(clients, min(alpha, 1e15)))
             proportions = proportions * [len(part) < share for part in parts]
-            if not proportions.sum() > 0:  # too small an alpha for floats: the script would fail
+            if not 0 < proportions.sum() < np.inf:  # too small an alpha for floats: the script would fail
                 break
             cuts = (np.cumsum(proportions / proportions.sum()) * used[k]).astype(int)[:-1]
             for part, more in zip(parts, np.split(np.array(shuffled[: used[k]], np.int64), cuts), strict=True):

@@ -142,8 +142,7 @@ def _is_number(text: str) -> bool:
 
 def _from_bytes(where: str, pixels: np.ndarray, shape: tuple[int, ...], peak: float) -> Tensor:
     """Pictures as in a data set's files: NHW or NHWC; grey ones serve a model of colours, too."""
-    pixels = checked(where, pixels, np.zeros(len(pixels), np.int64), int(peak)).pixels
-    planes = (pixels if pixels.ndim == 4 else pixels[..., None]).transpose(0, 3, 1, 2)
+    planes = checked(where, pixels, np.zeros(len(pixels), np.int64), int(peak)).planes
     if len(shape) == 3 and planes.shape[1] == 1 < shape[0]:
         planes = planes.repeat(shape[0], 1)
     return _scaled(where, planes, shape, peak)

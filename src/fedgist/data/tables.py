@@ -181,14 +181,14 @@ def known(path: Path, row: int, name: str, cell: str, words: Mapping[str, int]) 
 
 def write(folder: Path, split: str, images: Images, classes: int) -> None:
     """Writes what `find` reads; a table of numbers alone."""
-    from fedgist.storage import replacing  # with torch, which those who only look for files need not wait for
+    from fedgist import storage  # with torch, which those who only look for files need not wait for
 
     if images.pixels.ndim != 2:
         raise FedgistError("csv holds tables; choose npz")
     names = images.columns or tuple(f"x{i}" for i in range(images.pixels.shape[1]))
     words = images.names or tuple(map(str, range(classes)))
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{split}.csv") as draft, draft.open("w", encoding="utf-8", newline="") as file:
+    with storage.replacing(folder / f"{split}.csv") as draft, draft.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([*names, "class"])
         for values, label in zip(images.pixels, images.labels, strict=True):
@@ -198,5 +198,4 @@ def write(folder: Path, split: str, images: Images, classes: int) -> None:
     for name, (mean, std) in zip(names, numbers, strict=True):
         known = "{}" if mean is None else f"{{mean = {mean!r}, std = {std!r}}}"
         lines.append(f"{json.dumps(name, ensure_ascii=False)} = {known}")
-    with replacing(folder / COLUMNS) as draft:
-        draft.write_text("\n".join(lines) + "\n", "utf-8")
+    storage.write(folder / COLUMNS, ("\n".join(lines) + "\n").encode())

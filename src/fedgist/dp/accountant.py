@@ -17,7 +17,6 @@ from fedgist.dp import gaussian
 
 INTERVAL = 2e-3
 """Privacy losses are rounded up to multiples of this, so that ε errs upwards only."""
-LIBRARY = "dp-accounting"
 RECORD, CLIENT = "record", "client"
 UNITS = {RECORD: "one record, added or removed", CLIENT: "one client with all of its records, added or removed"}
 
@@ -87,10 +86,16 @@ def epsilon(releases: Iterable[Release], delta: float, unit: str = RECORD) -> fl
     return _epsilon(together(release.counted_by(unit) for release in releases), delta)
 
 
+LEAST_NOISE = 0.05
+"""Of what the library is asked: below it one sampled release costs an ε of hundreds, and its table outgrows memory."""
+
+
 @functools.lru_cache(maxsize=4096)  # clients of one run have spent the same
 def _epsilon(releases: tuple[Release, ...], delta: float) -> float:
     if all(release.rate == 1 for release in releases):
         return gaussian.epsilon(math.sqrt(sum(release.times / release.noise**2 for release in releases)), delta)
+    if min(release.noise for release in releases) < LEAST_NOISE:
+        return math.inf
     try:
         logging.getLogger("absl").setLevel(logging.ERROR)  # it speaks of orders that it drops
         from dp_accounting import NeighboringRelation, dp_event, pld

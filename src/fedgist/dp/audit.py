@@ -1,4 +1,4 @@
-"""Does a release keep what it promises? Scores of an adversary in two worlds, which differ by one record, say no.
+"""Does a release keep what it promises? What canaries moved in it, each in it by a fair coin, may say no.
 
 An audit gives lower bounds only: it can show that noise is too small, never that it is enough.
 """
@@ -11,18 +11,6 @@ from torch import Tensor
 
 LEAST = 30
 """Independent directions in which canaries must move a release, so that its noise can be told from them."""
-
-
-def least_mu(without: Tensor, with_record: Tensor, confidence: float = 0.9999) -> float:
-    """A μ that the release has at least, from the scores of many independent releases in either world.
-
-    For Gaussian scores (Nasr et al. 2023): μ is the distance of the two means in deviations. Its estimate from n scores
-    in each world has the variance 2/n + μ²/4n (the means', and the pooled deviation's).
-    """
-    n = min(len(without), len(with_record))
-    spread = math.sqrt((without.double().var().item() + with_record.double().var().item()) / 2)
-    found = (with_record.double().mean().item() - without.double().mean().item()) / max(spread, 1e-300)
-    return found - NormalDist().inv_cdf(confidence) * math.sqrt(2 / n + found**2 / (4 * n))
 
 
 def least_mu_by_canaries(gram: Tensor, seen: Tensor, coins: Tensor, confidence: float = 0.999) -> float | None:

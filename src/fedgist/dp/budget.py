@@ -90,8 +90,7 @@ class Plan:
     def write(self, path: Path) -> None:
         rows = [release.row() for release in self.releases]
         content = {"epsilon": self.epsilon, "delta": self.delta, "neighbours": UNITS[RECORD], "releases": rows}
-        with storage.replacing(path) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        storage.write(path, (json.dumps(content, indent=1) + "\n").encode())
 
     @staticmethod
     def load(path: Path) -> "Plan":
@@ -162,12 +161,14 @@ class Book:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if not new else "x+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if new and self.synced:
+            if self._read == 0 and self.synced:  # also where who made the file was killed before that
                 storage.sync(self.path.parent)
             yield file
 
     def _catch_up(self, file: IO[bytes] | None) -> None:
-        """Take in what others wrote. A last line that a crash cut short never let anything leave: it is cut off."""
+        """Take in what others wrote. A last line that a crash cut short never let anything leave: it is cut off. Whole
+        ones, which nobody is charged for again, may be of who was killed before they were on the disk: now they are.
+        """
         if file is None:
             return
         file.seek(self._read)
@@ -183,6 +184,8 @@ class Book:
             ) from error
         file.seek(-len(torn), os.SEEK_END)
         file.truncate()
+        if whole and self.synced:
+            os.fsync(file.fileno())
         self._read = file.tell()
 
 
@@ -197,8 +200,7 @@ class Outbox:
         return path.read_bytes() if path.is_file() else None
 
     def put(self, key: str, data: bytes) -> None:
-        with storage.replacing(self._path(key)) as draft:
-            draft.write_bytes(data)
+        storage.write(self._path(key), data)
 
     def _path(self, key: str) -> Path:
         return self.folder / hashlib.sha256(key.encode()).hexdigest()

@@ -15,9 +15,6 @@ from fedgist.dp.discrete_gaussian import Bits, discrete_gaussian
 Noise = Callable[[int, int], Tensor]
 """So many whole numbers of a deviation that is a whole number; never the same twice."""
 
-SIMULATED = "simulated"
-"""What is said of noise that comes from the seed of a run: whoever knows the seed can take it off again."""
-
 
 def secret(device: torch.device = torch.device("cpu")) -> Bits:
     """ChaCha20 (RFC 8439) under a fresh key from the operating system, which nobody keeps and no run's seed decides."""

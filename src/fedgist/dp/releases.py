@@ -160,6 +160,12 @@ class Mechanism:
             return one.sensitivity * sums.release.noise
         return one.sensitivity / (self.mu * math.sqrt(one.share / sums.times))
 
+    def own(self, sums: Sums | NoisySteps) -> dict[str, float]:
+        """The deviation of a site's own noise in each field that gets some."""
+        if isinstance(sums, NoisySteps):
+            return {}
+        return {name: self.sigma(one, sums) / math.sqrt(self.addends) for name, one in sums.fields.items()}
+
     def grid(self, one: Sum, sums: Sums, numbers: int) -> tuple[float, int]:
         """The step, and the deviation of a site's own noise in steps."""
         return grid(self.sigma(one, sums) / math.sqrt(self.addends), one.sensitivity, numbers)

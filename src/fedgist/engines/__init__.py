@@ -13,7 +13,7 @@ from fedgist.engines.sequential import Sequential
 from fedgist.engines.stacked import Stacked
 from fedgist.engines.threaded import Threaded
 
-EXECUTORS = {"sequential": Sequential, "threaded": Threaded, "stacked": Stacked}
+EXECUTORS = ("sequential", "threaded", "stacked")
 NAMES = (*EXECUTORS, "compiled")
 DEVICE = re.compile("cpu|cuda(?::(0|[1-9][0-9]*))?")  # torch.device knows many more, and takes cuda:256 for cuda:0
 

@@ -23,7 +23,7 @@ from fedgist.core.message import schema_of
 from fedgist.core.rng import Rng
 from fedgist.core.task import Task
 from fedgist.data.client_data import ClientData
-from fedgist.engines.contents import LEARNED, Heard, as_sent, named, zero
+from fedgist.engines.contents import LEARNED, MIDDLE, Heard, as_sent, named, zero
 from fedgist.engines.layer import Around, Exchange, Layer, SiteAround, SiteLayer
 
 STRENGTH = {"sign-flip": 1.0, "scale": 10.0, "noise": 3.0, "free-rider": 0.0, "collude": 1.0, "alie": 1.5}
@@ -61,9 +61,8 @@ class Bad:
         return (-self.strength if self.kind in ("sign-flip", "collude") else self.strength) * learned
 
     def _middle(self, leaf: Tensor) -> Tensor:
-        return torch.full_like(
-            leaf, 128 if leaf.dtype == torch.uint8 else float(leaf.mean()) if leaf.numel() else 0, dtype=torch.float64
-        )
+        middle = MIDDLE if leaf.dtype == torch.uint8 else float(leaf.mean()) if leaf.numel() else 0
+        return torch.full_like(leaf, middle, dtype=torch.float64)
 
 
 class BadSite(SiteAround):
@@ -127,10 +126,8 @@ def poisoned(data: ClientData, kind: str, task: Task) -> ClientData:
 
 def triggered(x: Tensor, task: Task) -> Tensor:
     """Samples with the trigger: the brightest square in the last corner."""
-    bright = torch.tensor(task.high).to(x).view(-1, *[1] * (len(task.shape) - 1))
+    bright = torch.tensor(task.high).to(x).view(-1, *[1] * (len(task.shape) - 1)).expand(task.shape)
     shown, corner = x.clone(), slice(-PATCH, None)
-    if len(task.shape) == 3:
-        shown[..., corner, corner] = bright
-    else:
-        shown[..., corner] = bright
+    where = (..., corner, corner) if len(task.shape) == 3 else (..., corner)
+    shown[where] = bright[where]
     return shown

@@ -122,10 +122,6 @@ class Asker:
         form = self.layer.form.invitation
         return [] if form is None else [(sender, receiver, form, size(form, leaves), lambda: leaves)]
 
-    def count_invitation(self, sender: str, receiver: str, leaves: Leaves) -> None:
-        """Write it down."""
-        self.count_all("down", self.invitations(sender, receiver, leaves))
-
     def answers(
         self, ask: Ask, replies: Mapping[str, Leaves], late: Mapping[str, int], trip: Trip
     ) -> Answers[Any] | TooFewAnswers:

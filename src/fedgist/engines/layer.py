@@ -5,6 +5,7 @@ what goes along with the requests, and makes the sum of what came back, for whic
 own. An engine knows a layer by these two alone; in one process it holds both.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ class Exchange:
     round: int
     number: int
     scopes: tuple[str, ...] = ()
-    """Digests of what a site was asked and of what it answers, which other exchanges may have in common with this."""
+    """Digests of what a site was asked and, last, of what it answers, which other exchanges may have in common with
+    this."""
 
     @property
     def version(self) -> str:
@@ -68,6 +70,10 @@ class SiteLayer(ABC):
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         """What travels in place of a packed reply, or `Unfit`."""
 
+    def room(self, invitation: Leaves, reply: type, field: str) -> tuple[float, float]:
+        """To multiples of what a field is rounded before it is summed, and what it must stay below."""
+        return 0.0, math.inf
+
     def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:  # noqa: B027 - most do not listen
         """A request comes in; its leaves belong to all who got it."""
 
@@ -92,6 +98,9 @@ class Layer(ABC):
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         """The invitation that goes along with the requests to these sites."""
         return {}
+
+    def expect(self, reply: type, noise: Mapping[str, float]) -> None:  # noqa: B027 - most round nothing
+        """Fields of a reply will have noise of these deviations, and must not be rounded to more than that."""
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
         """Whether asking all again, with another invitation, may help; the layer remembers with which."""
@@ -153,6 +162,9 @@ class SiteAround(SiteLayer):
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
         return self.inner.wrap(exchange, invitation, reply, leaves)
 
+    def room(self, invitation: Leaves, reply: type, field: str) -> tuple[float, float]:
+        return self.inner.room(invitation, reply, field)
+
     def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
         self.inner.hear(exchange, request, leaves)
 
@@ -171,6 +183,9 @@ class Around(Layer):
 
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         return self.inner.invite(exchange, reply, ids)
+
+    def expect(self, reply: type, noise: Mapping[str, float]) -> None:
+        self.inner.expect(reply, noise)
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
         return self.inner.mend(reply, errors)

@@ -5,6 +5,7 @@ noises of all suffice together, against a server that sees the sum alone).
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +20,11 @@ from fedgist.dp.budget import SPENT, Book, Limit, Outbox, Spent
 from fedgist.dp.randomness import Noise
 from fedgist.dp.releases import Declared, Mechanism, samples, unit
 from fedgist.engines.engine import SiteFailure
-from fedgist.engines.layer import Exchange, Form, Layer, SiteLayer, Trip, Unfit
+from fedgist.engines.layer import Exchange, Form, Layer, SiteAround, SiteLayer, Trip, Unfit
 from fedgist.secure.graph import threshold
+from fedgist.secure.ring import ROOM, WIDEST_RANGE
 
+WIDEST = 2.0 ** (WIDEST_RANGE - 1)
 NOISES = ("local", "sum")
 Draw = Callable[[Exchange, str], Noise]
 """The noise for a reply (by its tag) in an exchange."""
@@ -73,7 +76,7 @@ def _form(inner: Form) -> Form:
     return replace(inner, travels=lambda reply: inner.travels(noised(reply)))
 
 
-class PrivateSite(SiteLayer):
+class PrivateSite(SiteAround):
     """A site's half: noise, the book, the outbox, and then the layer inside."""
 
     def __init__(
@@ -88,7 +91,8 @@ class PrivateSite(SiteLayer):
         memory: str = "",
     ):
         """`memory` names what the site knows of the run: where that is forgotten, all is charged anew."""
-        self.inner, self.promise, self.releases, self.form = inner, promise, releases, _form(inner.form)
+        super().__init__(inner)
+        self.promise, self.releases, self.form = promise, releases, _form(inner.form)
         self.book, self.limit, self.draw, self.kept, self.memory = book, limit, draw, kept, memory
 
     def wrap(self, exchange: Exchange, invitation: Leaves, reply: type, leaves: Leaves) -> Leaves:
@@ -101,6 +105,13 @@ class PrivateSite(SiteLayer):
                 "cohort as small as this may be opened to"
             )
         sums, mechanism = self.releases[reply], self.promise.mechanism
+        for field, own in mechanism.own(sums).items() if summed else ():
+            step, limit = self.inner.room(invitation, noised(reply), field)
+            if 2 * step > own or limit < min(own * 2.0**ROOM, WIDEST):
+                raise SiteFailure(
+                    f"{field} would be added in steps of {step:.3g}, up to {limit:.3g}: of noise with the deviation "
+                    f"{own:.3g}, which suffices in the sum alone, each site's own would show by that"
+                )
         key = " ".join(filter(None, (exchange.run, self.memory, exchange.version, tag_of(reply))))
         found = self.kept.get(key, reply) if self.kept else None
         if found is None:
@@ -111,13 +122,15 @@ class PrivateSite(SiteLayer):
             self.book.charge(key, mechanism.release(sums), self.limit, reply=tag_of(reply), enough=self.promise.noise)
         except Spent as spent:
             raise SiteFailure(str(spent)) from spent
-        return self.inner.wrap(exchange, invitation, noised(reply), found)
-
-    def hear(self, exchange: Exchange, request: type, leaves: Leaves) -> None:
-        self.inner.hear(exchange, request, leaves)
-
-    def answer(self, exchange: Exchange, request: type, leaves: Leaves) -> Leaves:
-        return self.inner.answer(exchange, request, leaves)
+        if exchange.scopes:  # whether answers are equal must not tell of what is under the noise
+            answer = hashlib.sha256(to_bytes(noised(reply), found)).hexdigest()
+            exchange = replace(exchange, scopes=(*exchange.scopes[:-1], answer))
+        try:
+            return super().wrap(exchange, invitation, noised(reply), found)
+        except Unfit as error:
+            if not summed:  # then its own noise is enough for whatever is told of it
+                raise
+            raise SiteFailure(f"{error.field} does not fit into the sums of this run") from None
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,8 @@ class Private(Layer):
                 f"the privacy budget of this run is spent: ε = {self.spent():.4g} of {self.promise.epsilon:g} at δ = "
                 f"{self.promise.delta:g} before round {exchange.round}, which would exceed it: nobody is asked"
             )
+        if self.promise.noise == "sum" and reply in self.releases:
+            self.inner.expect(noised(reply), self.promise.mechanism.own(self.releases[reply]))
         return self.inner.invite(exchange, noised(reply), ids)
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:

@@ -147,8 +147,10 @@ def without_outliers(reply: type, replies: Mapping[str, Leaves]) -> dict[str, Le
     The embedding is a random one that everybody could draw: a layer of ReLUs on pixels.
     """
     fields = named(reply, next(iter(replies.values())), ("images", "labels"))
-    pictures = next(name for name, wire in fields.items() if wire.holds == "images")
-    labels = next(name for name, wire in fields.items() if wire.holds == "labels")
+    held = {wire.holds: name for name, wire in fields.items()}
+    if "images" not in held:  # sums by which inputs are standardised
+        return dict(replies)
+    pictures, labels = held["images"], held["labels"]
     embedded = {id: _embedding(leaves[pictures]) for id, leaves in replies.items()}
     keep = {id: torch.ones(len(leaves[labels]), dtype=torch.bool) for id, leaves in replies.items()}
     for c in torch.cat([leaves[labels] for leaves in replies.values()]).unique().tolist():

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from fedgist.core.federation import Ask
-from fedgist.core.work import Place, Scan, execute, length
+from fedgist.core.work import Place, Scan, Work, execute, length
 
 Role = Coroutine[Any, Any, Any]
 
@@ -38,6 +38,25 @@ def drive_one(role: Role, place: Place) -> Any:
         return stop.value
     finally:
         role.close()
+
+
+def drive_together(roles: Sequence[Role], execute: Callable[[dict[int, Work]], dict[int, Any]]) -> list[Any]:
+    """Run coroutines to their ends, step by step: what all of them want next, by their numbers, is done at once."""
+    results: list[Any] = [None] * len(roles)
+    outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
+    try:
+        while outcomes:
+            works: dict[int, Work] = {}
+            for i in list(outcomes):
+                try:
+                    works[i] = roles[i].send(outcomes.pop(i))
+                except StopIteration as stop:
+                    results[i] = stop.value
+            outcomes = execute(works) if works else {}
+    finally:
+        for role in roles:
+            role.close()
+    return results
 
 
 @contextmanager

@@ -237,6 +237,11 @@ class SecureSite(SiteLayer):
         found = {name: _leaf(hidden[name], leaf) if name in hidden else leaf for name, leaf in leaves.items()}
         return {**found, "shares": torch.from_numpy(shares), "commitments": torch.from_numpy(commitments)}
 
+    def room(self, invitation: Leaves, reply: type, field: str) -> tuple[float, float]:
+        numbers = Numbers(self.grid, reply, int(invitation["cohort"].sum()), tuple(invitation["ranges"].tolist()))
+        ring = numbers.ring(field, False, False)
+        return ring.step, ring.limit
+
     def _vectors(self, exchange: Exchange, numbers: Numbers, leaves: Leaves) -> dict[str, Vector]:
         vectors: dict[str, Vector] = {}
         for name, leaf in numbers.additive(leaves).items():
@@ -268,6 +273,8 @@ class SecureSum(Layer):
         self.title = f"sums of at least {self.group}, {self.scheme.title}"
         self.ranges: dict[str, int] = {}
         """R of the fields that need more than the first."""
+        self.expected: dict[str, Mapping[str, float]] = {}
+        """Deviations of the noise that sites have added to fields."""
         self.signed: dict[str, Any] = {}
         """Of the last sum: which it was, and who has signed for what set."""
         self.told: dict[str, Any] = {}
@@ -276,6 +283,9 @@ class SecureSum(Layer):
         self._steady: tuple[str, tuple[str, ...]] = ("", ())
         self._sites: dict[str, SiteLayer] = {}
 
+    def expect(self, reply: type, noise: Mapping[str, float]) -> None:
+        self.expected[tag_of(reply)] = noise
+
     def choose(self, exchange: Exchange, ids: Sequence[str]) -> Sequence[str]:
         """Within a round only those who were in its sums so far: sets that differ by a few would tell of those few."""
         kind, alive = self._steady
@@ -283,7 +293,11 @@ class SecureSum(Layer):
 
     def invite(self, exchange: Exchange, reply: type, ids: Sequence[str]) -> Leaves:
         numbers = Numbers(self.grid, reply, len(ids), ())
-        ranges = tuple(self.ranges.get(f"{tag_of(reply)}.{name}", FIRST_RANGE) for name in numbers.fields)
+        noise = {
+            name: self.grid.range_of(len(ids), size) for name, size in self.expected.get(tag_of(reply), {}).items()
+        }
+        keys = {name: f"{tag_of(reply)}.{name}" for name in numbers.fields}
+        ranges = tuple(noise.get(name) or self.ranges.get(key, FIRST_RANGE) for name, key in keys.items())
         group = Group(exchange.run, exchange.version, self.scheme.roster, tuple(ids), secrets.token_bytes(16))
         self._asked = group, replace(numbers, ranges=ranges)
         return {

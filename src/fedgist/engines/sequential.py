@@ -14,12 +14,9 @@ class Sequential:
         self.place = place
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        results = []
         try:
             with gpu_arithmetic(self.place):
-                for role in roles:
-                    results.append(drive_one(role, self.place))
+                return [drive_one(role, self.place) for role in roles]
         finally:
             for role in roles:
                 role.close()
-        return results

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.tree import Tree
@@ -132,4 +131,4 @@ class SiteStates(MutableMapping[str, Tree]):
 
 
 def _size(state: Tree) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(state) if isinstance(leaf, Tensor))
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree.tensors(state))

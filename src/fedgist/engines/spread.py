@@ -22,11 +22,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError
 from fedgist.core.tree import Tree
-from fedgist.core.work import Chunks, Compute, Place, Scan, Suspend, execute
-from fedgist.engines.scheduler import Executor, Role, gpu_arithmetic
+from fedgist.core.work import Chunks, Compute, Place, Suspend, Work, execute
+from fedgist.engines.scheduler import Executor, Role, drive_together, gpu_arithmetic
 from fedgist.engines.threaded import cores
 
-Work = Compute | Scan
 WORTH_KEEPING = 1 << 10
 """Numbers from which on a tensor is looked for at a worker."""
 TRIES = 3
@@ -58,7 +57,7 @@ class Worker:
         results = self.executor.drive([_suspended(_mapped(work, partial(self._find, read))) for work in works])
         forms: dict[Any, list[int]] = {}
         for i, result in enumerate(results):
-            shapes = tuple((leaf.shape, leaf.dtype) for leaf in tree.leaves(result) if isinstance(leaf, Tensor))
+            shapes = tuple((leaf.shape, leaf.dtype) for leaf in tree.tensors(result))
             forms.setdefault((tree.structure(result), shapes), []).append(i)
         return [_stacked(members, [results[i] for i in members]) for members in forms.values()]
 
@@ -110,21 +109,7 @@ class Spread:
         self._keys = itertools.count()
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        results: list[Any] = [None] * len(roles)
-        outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
-        try:
-            while outcomes:
-                works: dict[int, Work] = {}
-                for i in list(outcomes):
-                    try:
-                        works[i] = roles[i].send(outcomes.pop(i))
-                    except StopIteration as stop:
-                        results[i] = stop.value
-                outcomes = self._execute(works)
-        finally:
-            for role in roles:
-                role.close()
-        return results
+        return drive_together(roles, self._execute)
 
     def _execute(self, works: dict[int, Work]) -> dict[int, Any]:
         """The results of all work; what is done alone, on this device for all to agree on, is done here."""
@@ -248,7 +233,7 @@ def _mapped(work: Work, fn: Any) -> Work:
 def _tensors(work: Work) -> list[Tensor]:
     parts = work.args if isinstance(work, Compute) else (work.carry, () if isinstance(work.xs, Chunks) else work.xs)
     more = () if isinstance(work, Compute) else work.consts
-    return [leaf for part in (*parts, *more) for leaf in tree.leaves(part) if isinstance(leaf, Tensor)]
+    return [leaf for part in (*parts, *more) for leaf in tree.tensors(part)]
 
 
 def _stacked(members: list[int], results: list[Tree]) -> tuple[list[int], Tree, list[Any]]:

@@ -64,7 +64,7 @@ def read_defence(text: str) -> tuple[str, float]:
 
 def check(config: RunConfig, method: Method) -> None:
     """Refuses what cannot be, and says what a defence does not do."""
-    if config.adversary:
+    if config.adversary is not None:
         bad = read(config.adversary)
         if bad.count >= config.clients:
             raise FedgistError(f"{bad.count} bad clients of {config.clients} leave no honest one")
@@ -72,11 +72,11 @@ def check(config: RunConfig, method: Method) -> None:
             raise FedgistError(f"{bad.kind} is what several clients agree upon: {bad.kind}:2")
         if bad.kind in TOGETHER and config.secure:
             raise FedgistError(f"{bad.kind} is simulated on single replies, which a secure sum hides: leave out one")
-    if not config.adversary and not config.defence:
+    if config.adversary is None and config.defence is None:
         return
     if config.topology is not None:
         raise FedgistError("adversary and defence are about clients of a server: leave out topology")
-    if config.defence:
+    if config.defence is not None:
         _check_defence(config, method)
 
 
@@ -86,6 +86,8 @@ def _check_defence(config: RunConfig, method: Method) -> None:
     images = {wire.shape for reply in replies for _, wire in schema_of(reply).values() if wire.holds == "images"}
     if way == "filter" and images != {("images", "input")}:
         raise FedgistError(f"defence=filter is for images with labels, which {method.name} does not share")
+    if way == "filter" and config.finish is not None:
+        raise FedgistError("a finish sends sums, and defence=filter looks at images alone: leave out one")
     if way != "filter" and images:
         others = "defence=filter" if images == {("images", "input")} else "no defence yet"
         raise FedgistError(f"{method.name} shares images, of which there is no {way}: there is {others}")
@@ -96,6 +98,12 @@ def _check_defence(config: RunConfig, method: Method) -> None:
         )
     if norm:
         log.warning("clients clip themselves: that binds those that run this code, and nobody who means harm")
+
+
+def count(config: RunConfig) -> int:
+    """How many clients send something else than what was made for them, and noised."""
+    bad = read(config.adversary) if config.adversary else None
+    return bad.count if bad is not None and bad.kind in STRENGTH else 0
 
 
 def bad_ids(config: RunConfig, ids: Collection[str]) -> list[str]:

@@ -22,7 +22,7 @@ from fedgist.experiments.own_data import Chosen, architectures, by_client
 from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
 from fedgist.experiments.trained import About, Trained
-from fedgist.models import Model, from_module
+from fedgist.models import from_module
 
 
 def run(
@@ -60,7 +60,7 @@ def run(
     specs, modules = architectures(model, None if held is None else list(held))
     if held is not None and len(specs) not in (1, len(held)):
         raise FedgistError(f"there are {len(specs)} models for {len(held)} clients: give one, or one for each")
-    own = {name: partial(_from_module, module, classifier) for name, module in modules.items()}
+    own = {name: partial(from_module, module, features=classifier) for name, module in modules.items()}
     fixed = {"method": method, "model": specs[0]} | ({"architectures": tuple(specs)} if len(specs) > 1 else {})
     if held is None:
         if test is not None or classes is not None:
@@ -132,7 +132,3 @@ def _recover(folder: RunFolder) -> dict[str, Trained]:
     with closing(engine.site_states):
         engine.restore(saved["engine"])
         return trained.collect(engine, config, inputs, inputs.test)
-
-
-def _from_module(module: nn.Module, classifier: str | None, shape: tuple[int, ...], classes: int) -> Model:
-    return from_module(module, shape, classes, classifier)

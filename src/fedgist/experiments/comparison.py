@@ -10,7 +10,6 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
-from fedgist.experiments.fairness import ALONE as ALONE
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.report.runs import SHARE_OF_BEST, Group, beside_alone, read, usual_target
 from fedgist.options import Role, having, options

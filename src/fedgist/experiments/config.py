@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
-from fedgist.options import Role, build, option, options, toml
+from fedgist.options import ALL, Role, build, option, options, toml
 
 OWN = "own"  # the name of data and models that a Python caller brings
 
@@ -55,7 +55,7 @@ class RunConfig:
     min_size: int = _split(10, "Balanced Dirichlet partitions: every client has at least this many samples.", low=0)
     ratio: float = _split(0.5, "Partitions of FedGen: the share of the data that is used.", above=0, high=1)
     shards_per_client: int = _split(2, "Partition shards: how many each client gets.", low=1)
-    partition_seed: int | None = _split(None, "Seed of the split; without it, the seed of the run.", low=0)
+    partition_seed: int | None = _split(None, "Seed of the split; without it, the seed of the run.", low=0, high=ALL)
     discrepancy: tuple[str, ...] = _split(
         (),
         "How clients see the data differently: rotation, blur, contrast, labels; as in rotation:degrees=30,labels.",
@@ -82,7 +82,7 @@ class RunConfig:
         role=Role.LATER,
         flag="NAME",
     )
-    seed: int = _rounds(0, "Seed of everything random.", low=0, role=Role.GROUND | Role.EXECUTION, flag="N")
+    seed: int = _rounds(0, "Seed of everything random.", low=0, high=ALL, role=Role.GROUND | Role.EXECUTION, flag="N")
     seeds: int = _rounds(
         1,
         "How many runs, with the seeds seed, seed + 1, …; each has its own folder.",

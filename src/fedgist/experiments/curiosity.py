@@ -89,8 +89,6 @@ def attacked(
 def opened(folder: RunFolder, seed: int, effort: int, device: str = "cpu") -> tuple[Transcript, Known, Judge]:
     """A run's transcript, what is public of it, and who knows the truth; all of it lies on the device."""
     config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device=device)
-    if not folder.transcript.is_dir():
-        raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
     inputs = same_inputs(folder, config)
     method = methods.find(config.method)(config.options, inputs.task)
     saved, w = folder.last_checkpoint(), None

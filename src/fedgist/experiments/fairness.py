@@ -116,10 +116,14 @@ def judge(accuracies: Mapping[str, float], alone: Mapping[str, float] | None) ->
         return plain
     gains = {id: value - alone[id] for id, value in accuracies.items()}
     losers = dict(sorted(((id, gain) for id, gain in gains.items() if gain < 0), key=lambda one: one[1]))
-    return Fairness(
-        **vars(plain) | {"gain": sum(gain > 0 for gain in gains.values()), "lose": len(losers), "losers": losers}
-        | {"gain_mean": statistics.fmean(gains.values()), "gain_worst_tenth": _worst_tenth(gains.values())}
-    )  # fmt: skip
+    return replace(
+        plain,
+        gain=sum(gain > 0 for gain in gains.values()),
+        lose=len(losers),
+        gain_mean=statistics.fmean(gains.values()),
+        gain_worst_tenth=_worst_tenth(gains.values()),
+        losers=losers,
+    )
 
 
 def _worst_tenth(values: Iterable[float]) -> float:

@@ -203,8 +203,7 @@ def _round(path: Path) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+    storage.write(path, text.encode())
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:

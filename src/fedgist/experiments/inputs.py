@@ -62,8 +62,7 @@ class Inputs:
 
 def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     """A data set, split over the clients as the configuration says."""
-    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
-    train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    train, test = _loaded(config, public=config.epsilon is not None)
     settings = {name: getattr(config, name) for name in partitions.options(config.partition)}
     seed = config.seed if config.partition_seed is None else config.partition_seed
     proxy, rest = _proxy(config, train, Rng(seed)("proxy"))
@@ -78,6 +77,13 @@ def from_dataset(config: RunConfig, own_models: Makers = NONE) -> Inputs:
     task = _task(config, train, named, proxy)
     made = _inputs(config, task, clients, (test.x, test.y), parts)
     return replace(made, names=train.names, columns=train.columns, unstated=train.unstated)
+
+
+def _loaded(config: RunConfig, public: bool = False) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """The train and the test set, on the run's device; `public`: normalised by public numbers alone."""
+    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit, public)
+    train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    return train, test
 
 
 def _task(config: RunConfig, train: datasets.Dataset, named: dict[str, Model], proxy: Tensor | None) -> Task:
@@ -144,8 +150,7 @@ def from_sites(config: RunConfig, sites: Sequence[str], code: Mapping[str, Model
 
     `code` are models of the operator's own, by the names under which they are announced.
     """
-    both = datasets.load(config.dataset, config.data_dir, config.normalise, config.limit)
-    train, test = (replace(one, x=one.x.to(config.device), y=one.y.to(config.device)) for one in both)
+    train, test = _loaded(config)
     _check_categories(config, train.columns)
     proxy, _ = _proxy(config, train, Rng(config.seed)("proxy"))
     task = _task(config, train, dict(code or {}), proxy)
@@ -182,13 +187,8 @@ def _check_categories(config: RunConfig, columns: Sequence[str]) -> None:
 
 def _models(config: RunConfig, shape: tuple[int, ...], classes: int, own: Makers) -> dict[str, Model]:
     """Every architecture of the run by the name that the configuration gives it."""
-    built: dict[str, Model] = {}
-    for spec in (config.model, *config.architectures):
-        if spec in own:
-            built[spec] = own[spec](shape, classes)
-        else:
-            built[spec] = build_model(spec, shape, classes)
-    return built
+    specs = dict.fromkeys((config.model, *config.architectures))
+    return {spec: own[spec](shape, classes) if spec in own else build_model(spec, shape, classes) for spec in specs}
 
 
 def build_model(spec: str, shape: tuple[int, ...], classes: int) -> Model:

@@ -6,7 +6,6 @@ numbers are kept in one file, run by run, so that a cut loses little.
 """
 
 import dataclasses
-import itertools
 import multiprocessing
 import os
 import tempfile
@@ -28,7 +27,7 @@ from fedgist.experiments import curiosity, provenance, runner
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.reproduction import about
-from fedgist.experiments.tuning import VALIDATION
+from fedgist.experiments.tuning import VALIDATION, grid
 from fedgist.privacy.attacks import ATTACKS
 from fedgist.privacy.transcript import LEVELS
 
@@ -66,8 +65,7 @@ def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
 
 def settings(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What is tried of a row: all combinations of the values of those options that have several."""
-    several = {name: values for name, values in row.items() if isinstance(values, list)}
-    return [dict(zip(several, values, strict=True)) for values in itertools.product(*several.values())]
+    return grid({name: values for name, values in row.items() if isinstance(values, list)})
 
 
 def told(setting: Mapping[str, Any]) -> str:
@@ -224,21 +222,21 @@ def worth_recording(method: str) -> tuple[str, ...]:
     return tuple(sorted({kind.__name__ for kind in worth}))
 
 
-def markdown(table: Mapping[str, Any], attacks: Sequence[str] = tuple(ATTACKS)) -> str:
+def markdown(table: Mapping[str, Any]) -> str:
     """The table as a page shows it: found (blind), means over seeds, of replies and of sums.
 
     † marks an accuracy that is the mean over models that the clients keep.
     """
-    lines = [f"| | accuracy | seen | {' | '.join(attacks)} |", "|" + "---|" * (3 + len(attacks))]
+    lines = [f"| | accuracy | seen | {' | '.join(ATTACKS)} |", "|" + "---|" * (3 + len(ATTACKS))]
     for name, row in table["rows"].items():
         runs = [run for run in row.values() if "refused" not in run]
         if not runs:
-            lines.append(f"| {name} | refused |" + " |" * (1 + len(attacks)))
+            lines.append(f"| {name} | refused |" + " |" * (1 + len(ATTACKS)))
             continue
         accuracy = 100 * sum(run["accuracy"] for run in runs) / len(runs)
         row_of = [name, f"{accuracy:.1f}{'†' * runs[0].get('of clients', False)}"]
         for level in sorted({one["level"] for one in runs[0]["attacks"]}):
-            cells = [_cell(runs, attack, level) for attack in attacks]
+            cells = [_cell(runs, attack, level) for attack in ATTACKS]
             seen = f"{level}, masks refused" if level == "sums" and runs[0].get("shown") else level
             lines.append(f"| {' | '.join((*row_of, seen, *cells))} |")
             row_of = ["", ""]

@@ -65,8 +65,6 @@ def invert(
     how many it looks for, where that is not how many there are.
     """
     config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
-    if not folder.transcript.is_dir():
-        raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
     inputs = same_inputs(folder, config)
     client = min(inputs.sites) if client is None else client
     if client not in inputs.sites:
@@ -186,7 +184,9 @@ class Pixels:
 
 
 def same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
-    """The data that a run had, by its configuration."""
+    """The data that a recorded run had, by its configuration."""
+    if not folder.transcript.is_dir():
+        raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
     if config.dataset == configs.OWN or configs.is_own(config.model):
         raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
     inputs = sources.from_dataset(config)

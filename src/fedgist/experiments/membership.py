@@ -55,8 +55,12 @@ def sums_of(run: Path, data: ClientData) -> Sums:
 
 def write(sums: Sums, path: Path) -> None:
     """As one file, which a site may send to whoever has the run."""
-    kept = {**{name: getattr(sums, name) for name in PARTS}, "products": triangle(sums.products)}
-    storage.save({**kept, "mean": sums.mean, "scale": sums.scale}, path)
+    storage.save({**packed(sums), "mean": sums.mean, "scale": sums.scale}, path)
+
+
+def packed(sums: Sums) -> dict[str, torch.Tensor]:
+    """The parts, of symmetric products half."""
+    return {**{name: getattr(sums, name) for name in PARTS}, "products": triangle(sums.products)}
 
 
 def read(path: Path, like: Sums) -> Sums:
@@ -113,8 +117,7 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
     fitted = {"mean": changed.mean, "weight": changed.ridge().weights(ridge)}
     fitted |= {"intercept": changed.labels / changed.samples, "ridge": torch.tensor(ridge)}
     state |= {name: tensor.to(state[name]) for name, tensor in fitted.items()}
-    kept = {**{name: getattr(changed, name) for name in PARTS}, "products": triangle(changed.products)}
-    state |= {"sums": {name: tensor.to(state["weight"]) for name, tensor in kept.items()}}
+    state |= {"sums": {name: tensor.to(state["weight"]) for name, tensor in packed(changed).items()}}
     state["answered"] += sign
     w = method.weights(state)
     judged = scores(method.model, w, inputs.test)

@@ -15,7 +15,6 @@ from fedgist.core.errors import FedgistError, unknown
 from fedgist.data import samples
 from fedgist.experiments import trained
 from fedgist.experiments.api import loaded
-from fedgist.experiments.folder import write_text
 from fedgist.experiments.trained import About
 from fedgist.learning.evaluation import BATCH
 
@@ -87,7 +86,3 @@ def as_text(made: Predictions, form: str) -> str:
         odds = {f"p{label}": f"{value:.6f}" for label, value in enumerate(row.pop("probabilities"))}
         sheet.writerow({**labelled, **row, **odds})
     return text.getvalue()
-
-
-def write(text: str, path: Path) -> None:
-    write_text(path.expanduser(), text)

@@ -19,12 +19,17 @@ from fedgist.dp.budget import Book, Limit, Plan
 from fedgist.dp.releases import Declared, Noisy, declared, declares, trains, unit
 from fedgist.engines.layer import Exchange, Layer, Plain
 from fedgist.engines.private import Private, PrivateSite, Promise
+from fedgist.experiments import adversaries, security
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import Inputs
 from fedgist.secure.graph import threshold
 
 log = logging.getLogger("fedgist")
+
+
+APART = "scores on samples of the clients' own, which have no noise"
+"""What nothing is promised of: those that are held out of clients' data, or chosen by their labels."""
 
 
 def promise(config: RunConfig, simulated: bool) -> Promise | None:
@@ -43,7 +48,20 @@ def promise(config: RunConfig, simulated: bool) -> Promise | None:
         raise FedgistError(
             "dp_noise=sum protects sums alone: add --secure masks, which lets the server see nothing else"
         )
+    if config.defence is not None:
+        raise FedgistError(
+            "a defence looks at single replies, or has them clipped one by one, and dp_noise=sum hides nothing but "
+            "their sum: set dp_noise to local, or leave out defence"
+        )
+    if config.secure and security.read(config.secure).bits < 64:
+        raise FedgistError(
+            "32 bits have no room for all that a client may hold beside its part of the noise: leave out bits"
+        )
     least = fewest(config)
+    if config.colluders < (bad := adversaries.count(config)):
+        raise FedgistError(
+            f"bad clients may leave out their noise: set colluders to {bad} at least, or leave out adversary"
+        )
     if config.colluders >= least:
         raise FedgistError(f"colluders must be fewer than the {least} clients that a sum is over at least")
     return Promise(config.epsilon, config.delta, "sum", least, config.colluders, simulated)
@@ -123,11 +141,17 @@ def simulated(
         return inner
     inner, releases = inner or Plain(), declared(method, config.method)
     _check_noise(releases, made)
+    if config.tf32 and hasattr(config.options, "record_clip"):
+        raise FedgistError(
+            "tf32 rounds what was clipped by a thousandth, and beyond the clip: leave it out of a private run"
+        )
     _check_clients(method, config, releases, made)
     whose = unit(releases)
     number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
     if warning := budget.risky(config.delta, number, whose):
         log.warning(warning)
+    if _apart(config):
+        log.warning(f"ε does not count {APART}: with validation or client_test, they are in the metrics all the same")
     limit = Limit(made.epsilon, made.delta, plan_of(config), whose)
 
     def site(id: str) -> PrivateSite:
@@ -160,6 +184,10 @@ def _check_noise(releases: Declared, made: Promise) -> None:
         )
 
 
+def _apart(config: RunConfig) -> bool:
+    return bool(config.validation) or config.client_test == "own-labels"
+
+
 def keep_books(layer: Layer, folder: RunFolder) -> None:
     """From now on what is released is written down in the run's folder."""
     if isinstance(layer, Private):
@@ -182,9 +210,13 @@ def promised(layer: Layer, method: Method, config: RunConfig) -> dict[str, Any] 
         about["noise over that of one trusted party"] = excess(made, len(layer.sites))
     if layer.unit == CLIENT:
         about["noise over the most that clients can move"] = over_signal(method, config, config.clients)
+    if _apart(config):
+        about["not counted"] = APART
     return {"epsilon": layer.spent(), "budget": made.epsilon, "delta": made.delta, **about}
 
 
-def sentence(layer: Layer) -> str | None:
+def sentence(layer: Layer, config: RunConfig) -> str | None:
     """What a model card says; None where nothing is promised."""
-    return layer.sentence() if isinstance(layer, Private) else None
+    if not isinstance(layer, Private):
+        return None
+    return layer.sentence() + (f"; not counted are {APART}" if _apart(config) else "")

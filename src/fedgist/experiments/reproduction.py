@@ -107,7 +107,7 @@ def find(name: str, scale: str = "full") -> Preset:
     return known[name]
 
 
-def needs_of_data(scale: str = "full") -> dict[str, dict[str, list[Cell]]]:
+def needs_of_data(scale: str) -> dict[str, dict[str, list[Cell]]]:
     """Data set -> preset -> the cells that need it."""
     found: dict[str, dict[str, list[Cell]]] = {}
     for preset in presets.available(scale).values():

@@ -359,7 +359,7 @@ class _Run:
         if folder is not None:
             trained.write(made, folder)
             if made:
-                card = model_card.text(done, self._about(), made, result, privacy.sentence(self.engine.layer))
+                card = model_card.text(done, self._about(), made, result, privacy.sentence(self.engine.layer, done))
                 write_text(folder.card, card)
             accuracies = fairness.by_client(self.engine, self.test, self.rows[-1])
             write_json(folder.fairness, {"accuracies": accuracies, "alone": self.alone}, indent=None)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.federation import cohort
 from fedgist.core.method import Method, who_sees_what
 from fedgist.engines import schemes
 from fedgist.engines.layer import Layer
@@ -60,9 +61,15 @@ def read(text: str) -> Security:
 
 def check(config: RunConfig, method: Method) -> None:
     """Refuses what a secure sum cannot protect, and says what stays visible where that is asked for."""
-    if not config.secure:
+    if config.secure is None:
         return
     chosen = read(config.secure)
+    asked = 1 if method.pooled else cohort(getattr(config.options, "active", 0), config.clients)
+    if asked < chosen.group:
+        raise FedgistError(
+            f"a secure sum is over at least {chosen.group} clients, and a round of {method.name} asks {asked}: "
+            f"have it ask more, let fewer suffice, as in {chosen.way}:group=2, or leave out secure"
+        )
     for name in ("topology", "delay"):
         if getattr(config, name):
             raise FedgistError(f"secure sums are for a server that asks all at once: leave out {name}")

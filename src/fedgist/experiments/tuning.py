@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
@@ -65,10 +66,10 @@ def choices(names: Sequence[str], pairs: Sequence[str]) -> tuple[dict[str, list[
 def settings(method: str, tried: Mapping[str, Sequence[str]], budget: int | None, seed: int) -> list[Setting]:
     """The grid of a method over the options that it has, or as many settings of it, drawn without repetition."""
     known = {**options(RunConfig), **method_options(method)}
-    names = [name for name in tried if name in known]
-    total = math.prod(len(tried[name]) for name in names)
+    tried = {name: values for name, values in tried.items() if name in known}
+    total = math.prod(map(len, tried.values()))
     if budget is None or budget >= total:
-        return [dict(zip(names, values, strict=True)) for values in itertools.product(*(tried[name] for name in names))]
+        return grid(tried)
     found: dict[int, Setting] = {}
     rng = Rng(seed)("tune", method)
     draw = 0
@@ -76,16 +77,21 @@ def settings(method: str, tried: Mapping[str, Sequence[str]], budget: int | None
         at = int(rng(draw).integers(total, 1))
         draw += 1
         if at not in found:
-            found[at] = _numbered(at, names, tried)
+            found[at] = _numbered(at, tried)
     return list(found.values())
 
 
-def _numbered(at: int, names: Sequence[str], tried: Mapping[str, Sequence[str]]) -> Setting:
-    """The setting of that number in the grid."""
+def grid(tried: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """All combinations of the values of these options, those of the last changing first."""
+    return [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+
+
+def _numbered(at: int, tried: Mapping[str, Sequence[str]]) -> Setting:
+    """The setting of that number, where values of the first option change first."""
     setting = {}
-    for name in names:
-        at, digit = divmod(at, len(tried[name]))
-        setting[name] = tried[name][digit]
+    for name, values in tried.items():
+        at, digit = divmod(at, len(values))
+        setting[name] = values[digit]
     return setting
 
 
@@ -106,7 +112,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     return max(trials, key=lambda trial: trial.accuracy)
 
 
-def chosen_toml(trials: Sequence[Trial], command: str, private: bool = False) -> str:
+def chosen_toml(trials: Sequence[Trial], command: str, private: bool) -> str:
     """The best setting of each method as TOML, which `run --config` and `compare --config` take."""
     lines = [f"# chosen on held-out samples of the clients by: {command}"]
     lines += [f"# {UNCHARGED}\n" if private else ""]

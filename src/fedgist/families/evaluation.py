@@ -84,9 +84,8 @@ async def over_clients(fed: Federation, request: object) -> dict[str, float]:
     mean = float(total.accuracy) / clients
     variance = float(total.squares) / clients - (mean - 0.5) ** 2 if total.clients else 0.0
     deviation = {"deviation_between_clients": math.sqrt(max(0.0, variance))}
-    return (
-        {**scores_of(total.tally), "accuracy": mean, **deviation} if total.clients else {"accuracy": mean, **deviation}
-    )
+    others = scores_of(total.tally) if total.clients else {}
+    return {**others, "accuracy": mean, **deviation}
 
 
 async def hits_on_own_labels(model: Model, w: Params, me: Site, shares: int) -> Hits:

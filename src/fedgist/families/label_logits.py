@@ -9,7 +9,7 @@ from fedgist.core.federation import Site
 from fedgist.core.message import Params
 from fedgist.core.work import scan
 from fedgist.families.local_training import LocalOptions
-from fedgist.learning.label_logits import LogitAverager, LogitTrainer
+from fedgist.learning.label_logits import Averager, LogitTrainer
 from fedgist.learning.training import Trainer
 from fedgist.options import option
 
@@ -61,7 +61,7 @@ async def tell(options: LocalOptions, trainer: Trainer, me: Site, w: Params, cla
     """What a client would have to tell of `w` as it is: the mean logits of its samples, nothing being trained."""
     plan = me.data.epochs(me.rng("told"), 1, 4 * options.batch)  # forward only: there is room for larger batches
     none = torch.zeros(classes, classes), torch.zeros(classes)
-    sums, counts = await scan(LogitAverager(trainer.model).step, none, plan, me.data.pool, w)
+    sums, counts = await scan(Averager(trainer.model, "logits").step, none, plan, me.data.pool, w)
     return _learned(w, sums, counts)
 
 

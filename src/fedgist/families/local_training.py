@@ -22,7 +22,7 @@ from fedgist.learning.moves import draw_moves
 from fedgist.learning.optimisers import optimiser
 from fedgist.learning.private_training import PrivateTrainer, poisson
 from fedgist.learning.training import Loss, Penalised, Penalty, Trainer, cross_entropy
-from fedgist.options import Role, only_images, option
+from fedgist.options import ALL, Role, only_images, option
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class LocalOptions(TrainingOptions):
     """The same, and by DP-SGD where a run is private; most configurations of methods inherit these."""
 
     record_clip: float = option(
-        1.0, "With noise_multiplier: largest norm of the gradient of a record.", above=0, role=Role.LATER
+        1.0, "With noise_multiplier: largest norm of the gradient of a record.", low=1e-12, role=Role.LATER
     )
     sampling: float = option(
         0.1,
@@ -138,8 +138,20 @@ def learner(options: LocalOptions, model: Model, penalty: Penalty | None = None)
     """Training with cross-entropy, and a penalty that no record is in: as it is, or by DP-SGD."""
     if not options.noise_multiplier:
         return trainer(options, model, Penalised(penalty) if penalty else cross_entropy)
+    check_by_record(options)
     chosen = optimiser(options.optimiser, options.momentum, options.weight_decay)
     return PrivateTrainer(model, chosen, options.record_clip, options.noise_multiplier, options.batch, penalty)
+
+
+def check_by_record(options: LocalOptions) -> None:
+    """Refuses what means nothing where gradients of single records are clipped, and their sums divided by `batch`."""
+    if options.clip:
+        raise FedgistError("clip bounds the gradient of a batch: in DP-SGD set record_clip instead")
+    if options.batch == ALL:
+        raise FedgistError(
+            "batch=all tells how many records a client has, and DP-SGD divides by a number that everybody knows: set "
+            "batch to about sampling times what you expect it to be"
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -169,7 +181,8 @@ def plan_of(options: TrainingOptions, learner: Learner, me: Site, steps: int = 0
     assert isinstance(options, LocalOptions)  # never quietly by other batches than the noise is worked out for
     steps, device = steps or options.private_steps, me.data.y.device
     plan = poisson(me.data.n, steps, options.sampling, bits_of(me, "batches"))
-    plan = options.with_moves(me.data, {name: value.to(device) for name, value in plan.items()}, me.rng("batches"))
+    plan = {name: value.to(device) for name, value in plan.items()}
+    plan = options.with_moves(me.data, plan, moves_of(me, me.rng("batches")))
     if me.secret is None:
         return plan | {"seed": me.rng("noise").seeds(steps).to(device)}
     return plan | {"noise": learner.draw(steps, me.secret("noise")).to(device)}
@@ -178,6 +191,12 @@ def plan_of(options: TrainingOptions, learner: Learner, me: Site, steps: int = 0
 def bits_of(me: Site, name: str) -> Bits:
     """Random bits that only the site knows; in a simulation those of the run's seed."""
     return me.secret(name) if me.secret else simulated(me.rng(name))
+
+
+def moves_of(me: Site, rng: Rng) -> Rng:
+    """What decides how images of a secret batch are moved: it is secret, too. A record more in a batch has those after
+    it take the next one's move, and who knew the moves would see all of their gradients change."""
+    return Rng(int(me.secret("moves")(1))) if me.secret else rng
 
 
 def pool_of(data: Data) -> Pool:

@@ -8,8 +8,7 @@ from fedgist.core.method import Method
 from fedgist.core.task import Model
 from fedgist.dp.accountant import Release
 from fedgist.dp.releases import Declared, NoisySteps
-from fedgist.families.local_training import LocalOptions
-from fedgist.options import ALL
+from fedgist.families.local_training import LocalOptions, check_by_record
 
 MADE_OF_RELEASES = NoisySteps(Release(1.0, times=0))
 """A reply that is made of what earlier ones told, and of what everybody knows: it costs nothing more."""
@@ -53,12 +52,7 @@ def noisy_steps(options: LocalOptions, models: Iterable[Model], steps: int) -> N
             "clients score models on data of their own with share=head, share=body or published: leave these out of a "
             "private run"
         )
-    if options.clip:
-        raise FedgistError("clip bounds the gradient of a batch: in a private run set record_clip instead")
-    if options.batch == ALL:
-        raise FedgistError(
-            "batch=all tells how many records a client has: set batch to about sampling times what you expect it to be"
-        )
+    check_by_record(options)
     for model in models:
         if model.buffers:
             raise FedgistError(

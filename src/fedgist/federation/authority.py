@@ -74,8 +74,7 @@ def keep_announcement(federation: "FederationFolder", site: str, data: bytes) ->
     known = load(federation)
     if site in known and known[site].keys == member.keys:
         return False
-    with storage.replacing(federation.path / ANNOUNCED / f"{site}.keys") as draft:
-        draft.write_bytes(data)
+    storage.write(federation.path / ANNOUNCED / f"{site}.keys", data)
     return True
 
 
@@ -84,7 +83,7 @@ def _publish(federation: "FederationFolder", signed: Roster) -> Roster:
     data = roster.sign(signed, _signing_key(federation))
     for folder in [federation.path, *map(federation.kit, federation.sites)]:
         if folder.is_dir():  # a kit may have been carried away
-            _write(folder / roster.AUTHORITY, (federation.authority / roster.AUTHORITY).read_bytes())
+            storage.write(folder / roster.AUTHORITY, (federation.authority / roster.AUTHORITY).read_bytes())
             roster.accept(folder, data)
     return signed
 
@@ -111,8 +110,8 @@ def forget(federation: "FederationFolder", subjects: Iterable[str]) -> None:
     for subject in subjects:
         replaced.setdefault(subject, []).append(keys.fingerprint(certificate_of(federation, subject)).hex())
         del known[subject]
-    _write(federation.authority / ISSUED, json.dumps(replaced, indent=1).encode())
-    _write(_state(federation), json.dumps(known).encode())
+    storage.write(federation.authority / ISSUED, json.dumps(replaced, indent=1).encode())
+    storage.write(_state(federation), json.dumps(known).encode())
     _state(federation).chmod(0o600)
 
 
@@ -149,11 +148,6 @@ def _signing_key(federation: "FederationFolder", make: bool = False) -> Ed25519P
 
 def _root(federation: "FederationFolder") -> x509.Certificate:
     return x509.load_pem_x509_certificate((federation.server_kit / "startup" / "rootCA.pem").read_bytes())
-
-
-def _write(path: Path, data: bytes) -> None:
-    with storage.replacing(path) as draft:
-        draft.write_bytes(data)
 
 
 def _name(path: Path) -> str:

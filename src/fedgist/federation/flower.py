@@ -74,6 +74,7 @@ def drive(grid: Grid, context: Context) -> None:
         return configs.resolve(layer, known)
 
     patience = Patience(app.timeout, app.enough, app.min_sites, app.max_norm)
-    result = runs.run(app.sites, connected, resolve, out, app.resume, patience, Lines())
+    settled = runs.settle(app.sites, resolve, out, app.resume)
+    result = runs.run(settled, connected, app.resume, patience, Lines())
     print(f"accuracy  {result.accuracy:.4f}\nbytes     {size(result.bytes_up)} up, {size(result.bytes_down)} down")
     print(f"run       {result.folder}\nreport    with `fedgist report {result.folder}`", flush=True)

@@ -125,8 +125,7 @@ def save(federation: FederationFolder) -> None:
     told = {"server": federation.server, "port": federation.port, "sites": federation.sites}
     text = "".join(f"{name} = {toml_value(value)}\n" for name, value in told.items())
     for name, content in (("README.md", _readme(federation)), ("federation.toml", text)):
-        with storage.replacing(federation.path / name) as draft:
-            draft.write_text(content, encoding="utf-8")
+        storage.write(federation.path / name, content.encode())
 
 
 def allow_job(kit: Path) -> None:

@@ -71,9 +71,8 @@ def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, R
     today = datetime.now(UTC).date().isoformat()
     path = federation.server_kit / REVOKED
     known = path.read_text("ascii") if path.is_file() else ""
-    with storage.replacing(path) as draft:  # half a line would shut out everybody
-        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name]]
-        draft.write_text("".join([known, *lines]), encoding="ascii")
+    lines = [f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name]]
+    storage.write(path, "".join([known, *lines]).encode("ascii"))  # half a line would shut out everybody
     fewer = replace(federation, sites=tuple(site for site in federation.sites if site != name))
     kits.save(fewer)
     if federation.kit(name).is_dir():

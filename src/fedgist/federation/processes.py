@@ -16,6 +16,8 @@ from fedgist.core.errors import FedgistError
 
 Say = Callable[[str], None]
 LOCK = "in-use"
+PATIENCE = 5.0
+"""Seconds for a process to end in order."""
 
 FEDGIST = r" - fedgist - (?:INFO|WARNING|ERROR) - (?:\[identity=[^]]*\](?::| -) )?(.*)"
 AT_SITE = {
@@ -131,20 +133,20 @@ def begin(command: list[str], lock: int | None = None) -> "subprocess.Popen[str]
     )
 
 
-def end_with_parent(patience: float = 5.0) -> None:
+def end_with_parent() -> None:
     """From now on this process ends, in order if it can, when whoever began it has ended, even by kill -9."""
 
     def wait() -> None:
         while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(patience)
+        time.sleep(PATIENCE)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def end(process: "subprocess.Popen[str]", patience: float = 5.0) -> None:
+def end(process: "subprocess.Popen[str]", patience: float = PATIENCE) -> None:
     """End a process and all that it started: NVFlare runs each job in a process group of its own."""
     import psutil  # type: ignore[import-untyped]  # NVFlare brings it along
 

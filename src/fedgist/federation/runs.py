@@ -57,15 +57,9 @@ class Settled:
     helper: str = ""
 
 
-Config = Callable[[dict[str, Any]], RunConfig] | Settled
-"""The configuration of a run, given what only the federation knows (how many sites); or what was settled already."""
-
-
 def run(
-    sites: Sequence[str],
+    known: Settled,
     connected: Callable[[], AbstractContextManager[Transport]],
-    config: Config,
-    out: Path | None,
     resume: bool,
     patience: Patience,
     progress: Progress,
@@ -76,10 +70,9 @@ def run(
 
     `alone` is a finished run of `independent` across the same sites, with which they compare it at the end.
     """
-    known = config if isinstance(config, Settled) else settle(sites, config, out, resume)
-    sites = known.sites
+    members = [*known.sites, *[known.helper] * bool(known.helper)]
     with connected() as transport:
-        found = _introductions([*sites, *[known.helper] * bool(known.helper)], known, transport, patience, membership)
+        found = _introductions(members, known, transport, patience, membership)
         if isinstance(lost := found.pop(known.helper, None), Lost):
             raise FedgistError(f"the helper {known.helper} is not there: {lost.why}")
 
@@ -95,7 +88,7 @@ def run(
         if resume and known.folder.started:  # the server's state may hold a part for each architecture: they stay
             chosen = configs.resolve(configs.load(known.folder.config)).architectures
         else:
-            chosen = _architectures(sites, known, found, patience)
+            chosen = _architectures(known, found, patience)
         final = configs.resolve({**configs.flat(known.config), "architectures": chosen})
 
         def make(method: Method, inputs: Inputs, config: RunConfig, executor: Executor) -> Engine:
@@ -160,7 +153,8 @@ def settle(
 ) -> Settled:
     """What is known before anybody is asked, so that what the user got wrong shows first.
 
-    `code` is the run's model where that is a `package:factory` which the operator of the server has named.
+    `config` makes the configuration, given what only the federation knows: how many sites. `code` is the run's model
+    where that is a `package:factory` which the operator of the server has named.
     """
     known = {"clients": len(sites), "partition": OWN}
     asked = config(known)
@@ -236,11 +230,9 @@ def _introductions(
     return ask() if membership and membership.hear(announced) else found
 
 
-def _architectures(
-    sites: Sequence[str], known: Settled, found: Mapping[str, Introduced | Lost], patience: Patience
-) -> tuple[str, ...]:
+def _architectures(known: Settled, found: Mapping[str, Introduced | Lost], patience: Patience) -> tuple[str, ...]:
     """What each site runs from now on: what it announced, and the run's model where it announced nothing."""
-    config = known.config
+    config, sites = known.config, known.sites
     models = {id: one.model for id, one in found.items() if isinstance(one, Introduced)}
     unfit = {model: _misfit(known, model) for model in {*models.values()} if model}
     absent = {id: one.why for id, one in found.items() if isinstance(one, Lost)}

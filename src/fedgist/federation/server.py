@@ -94,7 +94,7 @@ def run(
     members = Members(federation, wait)
     try:
         listeners = Several(progress, recorder)
-        result = runs.run(known.sites, members.connected, known, None, resume, patience, listeners, members, alone)
+        result = runs.run(known, members.connected, resume, patience, listeners, members, alone)
     except BaseException as error:
         recorder.end(records.STOPPED if isinstance(error, KeyboardInterrupt) else records.FAILED, str(error))
         raise

@@ -1,5 +1,6 @@
 """A site's own: its data in any format that fedgist reads, its architecture, its device, and the host that answers."""
 
+import logging
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from fedgist.core.task import Task
 from fedgist.data import formats
 from fedgist.data.client_data import ClientData
 from fedgist.data.files import Images
+from fedgist.dp.releases import declares
 from fedgist.experiments.inputs import build_model
 from fedgist.experiments.standardisation import Standardise
 from fedgist.federation import site_models
@@ -28,6 +30,8 @@ from fedgist.federation.protocol.site_host import Enrol, MakeDesk, MakeLayer, Si
 from fedgist.models import own_code
 from fedgist.options import build
 from fedgist.words import short
+
+log = logging.getLogger("fedgist")
 
 SERVICES: dict[str, Any] = {Standardise.name: Standardise, Comparison.name: Comparison}
 """What a run may ask before its first round or after its last, beside its method."""
@@ -65,6 +69,8 @@ def make_host(
         config: Any = build(kind.Config, start.options)
         rules.check_options(start.method, config)
         task = task_of(start, rules, settings.model)
+        if task.private and not declares(kind):
+            raise Refused(f"{start.method} has no differentially private form")
         data = client_data(Path(settings.data), task)
         if standardises and rules.admit(data).n < rules.min_samples:
             raise Refused(f"sums of columns are over at least {rules.min_samples} samples here, and it has fewer")
@@ -75,7 +81,7 @@ def make_host(
 
     @lru_cache(4)
     def announced(shape: tuple[int, ...], classes: int) -> str:
-        return announcement(settings, shape, classes)
+        return announcement(settings, shape, classes, private=rules.epsilon is not None)
 
     executor = engines.executor(settings.engine, settings.device)
     host = SiteHost(site, folder, prepare, executor, rules, announced, enrol, layer, desk)
@@ -132,12 +138,13 @@ def check_model(spec: str, images: Images) -> None:
         build_model(spec, *form)
 
 
-def announcement(settings: Settings, shape: tuple[int, ...], classes: int) -> str:
-    """What a site announces as its model for a run about inputs of this form; code is only run on that of its own."""
+def announcement(settings: Settings, shape: tuple[int, ...], classes: int, private: bool = False) -> str:
+    """What a site announces as its model for a run about inputs of this form; code is only run on that of its own. A
+    `private` site does not tell by this which labels it has."""
     if not own_code.is_code(settings.model):
         return settings.model
     images = read_images(Path(settings.data))[0]
-    _check_form(images, shape, classes)
+    _check_form(images, shape, classes, private)
     return own_code.announced(own_code.load(settings.model, shape, classes))
 
 
@@ -148,20 +155,27 @@ def client_data(folder: Path, task: Task) -> ClientData:
 
 
 def _scaled(images: Images, task: Task) -> tuple[Tensor, Tensor]:
-    _check_form(images, task.shape, task.classes)
+    _check_form(images, task.shape, task.classes, task.private)
     x = torch.tensor(images.planes.astype(np.float32)) / images.peak
     if task.mean:
         mean, std = (torch.tensor(numbers).view(-1, *[1] * (x.dim() - 2)) for numbers in (task.mean, task.std))
         x = (x - mean) / std
-    return x, torch.tensor(images.labels)
+    y = torch.tensor(images.labels)
+    if task.private and not (known := y < task.classes).all():
+        # A refusal would tell of one record: each of another class is left out by itself.
+        log.warning(
+            f"{int((~known).sum()):,} samples are of other classes than the {task.classes:,} of the run: left out"
+        )
+        return x[known], y[known]
+    return x, y
 
 
-def _check_form(images: Images, shape: tuple[int, ...], classes: int) -> None:
-    """Refuses a run about samples of another form than a site's."""
+def _check_form(images: Images, shape: tuple[int, ...], classes: int, private: bool) -> None:
+    """Refuses a run about samples of another form than a site's; not in private by what labels there are."""
     if tuple(images.planes.shape[1:]) != shape:
         ours, theirs = ("×".join(map(str, form)) for form in (images.planes.shape[1:], shape))
         raise Refused(f"its samples have the form {ours}, and the run is about {theirs}")
-    if not int(images.labels.max()) < classes <= MOST_CLASSES:
+    if not (private or int(images.labels.max()) < classes) or classes > MOST_CLASSES:
         raise Refused(f"it has other classes than the {classes:,} that the run is about")
 
 

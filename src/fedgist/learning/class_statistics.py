@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgist.core.errors import FedgistError
 from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Batches, Model
@@ -44,6 +45,8 @@ class Gaussian:
     @staticmethod
     def of(count: float, total: Tensor, products: Tensor) -> "Gaussian":
         """From one class's sums; of a single sample there is no spread."""
+        if not products.isfinite().all():
+            raise FedgistError("the features of the clients' samples are not finite: a smaller lr helps most often")
         mean = total.double() / count
         spread = symmetric(products.double()) - count * torch.outer(mean, mean)
         values, vectors = torch.linalg.eigh(spread / max(1.0, count - 1))

@@ -27,10 +27,14 @@ def label_weights(counts: Tensor) -> Tensor:
     return (1 + counts) / (1 + counts).sum(0)
 
 
+def divergences(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(softmax(teacher) ‖ softmax(student)) from logits, for each sample."""
+    return F.kl_div(F.log_softmax(student, 1), F.log_softmax(teacher, 1), reduction="none", log_target=True).sum(1)
+
+
 def divergence(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """KL(softmax(teacher) ‖ softmax(student)) from logits, the mean over the samples that count."""
-    each = F.kl_div(F.log_softmax(student, 1), F.log_softmax(teacher, 1), reduction="none", log_target=True).sum(1)
-    return (each * mask).sum() / mask.sum()
+    """The mean of these over the samples that count."""
+    return (divergences(teacher, student) * mask).sum() / mask.sum()
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ distance.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedgist.core.message import Params
 from fedgist.core.task import Model
 from fedgist.core.tree import Tree
+from fedgist.learning.distillation import divergences
 from fedgist.learning.training import Carry, Trainer, cross_entropy, samples
 
 Told = tuple[Carry, Tensor, Tensor]
@@ -31,8 +32,7 @@ class LogitTrainer:
         """KL(softmax(target) ‖ softmax(logits)), or the mean squared difference, for each sample."""
         if self.form == "mse":
             return (logits - target).square().mean(1)
-        inputs, targets = F.log_softmax(logits, 1), F.log_softmax(target, 1)
-        return F.kl_div(inputs, targets, reduction="none", log_target=True).sum(1)
+        return divergences(target, logits)
 
     def step(
         self, carry: Told, batch: Tree, pool: Tree, lr: Tensor, table: Tensor, known: Tensor, pull: Tensor
@@ -51,15 +51,16 @@ class LogitTrainer:
 
 
 @dataclass(frozen=True)
-class LogitAverager:
-    """Sums up, label by label, the logits that a model gives when it is evaluated (the code of Berdoz 2022)."""
+class Averager:
+    """Sums up, label by label, the logits (the code of Berdoz 2022) or features a model gives when it is evaluated."""
 
     model: Model
+    of: Literal["logits", "features"]
 
     def step(self, carry: tuple[Tensor, Tensor], batch: Tree, pool: Tree, w: Params) -> tuple[Tensor, Tensor]:
-        """(sums of logits [C, C], counts [C]) -> the same with one more batch."""
+        """(sums [C, d], counts [C]) -> the same with one more batch."""
         x, y = samples(batch, pool)
-        return add_by_label(*carry, self.model(w, x).logits, y, batch["mask"])
+        return add_by_label(*carry, getattr(self.model(w, x), self.of), y, batch["mask"])
 
 
 def add_by_label(sums: Tensor, counts: Tensor, values: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,6 +87,6 @@ class Adam:
         return add_scaled(w, -size, step), {"m": first, "v": second, "t": t}
 
 
-def optimiser(name: str, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimiser:
+def optimiser(name: str, momentum: float, weight_decay: float) -> Optimiser:
     """The optimiser that a configuration names: `sgd` or `adam`."""
     return SGD(momentum, weight_decay) if name == "sgd" else Adam(weight_decay=weight_decay)

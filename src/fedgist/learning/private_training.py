@@ -29,6 +29,9 @@ from fedgist.learning.training import Carry, Penalty, samples
 
 SLACK = 1e-5
 """Gradients are clipped by so much more than asked for: norms and sums are rounded in float32."""
+LOST = 2.0**-126
+"""Squares below this vanish in float32, though a server may choose weights at which they make up the norm: they count
+as this much."""
 
 
 def poisson(records: int, steps: int, rate: float, bits: Bits) -> Batches:
@@ -58,9 +61,9 @@ class Gradients:
     """Of the weights of linear layers, by the layer: the factor a of b aᵀ; b is the gradient of the layer's bias."""
 
     def squares(self) -> Tensor:
-        """The squared norm of each record's gradient."""
-        own = {name: grad.flatten(1).square().sum(1) for name, grad in self.whole.items()}
-        weights = [own[f"{layer}.bias"] * a.square().sum(1) for layer, a in self.entering.items()]
+        """The squared norm of each record's gradient, or, where that is too small for float32, more."""
+        own = {name: _square(grad.flatten(1)) for name, grad in self.whole.items()}
+        weights = [own[f"{layer}.bias"] * _square(a) + LOST for layer, a in self.entering.items()]
         return torch.stack([*own.values(), *weights]).sum(0)
 
     def clipped_sum(self, mask: Tensor, limit: float) -> Params:
@@ -80,6 +83,10 @@ class Gradients:
         for layer, a in self.entering.items():
             total[f"{layer}.weight"] = whole[f"{layer}.bias"].T @ kept(a)
         return total
+
+
+def _square(rows: Tensor) -> Tensor:
+    return rows.square().sum(1) + rows.shape[1] * LOST
 
 
 def gradients(model: Model, w: Params, x: Tensor, y: Tensor) -> Gradients:

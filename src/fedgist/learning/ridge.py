@@ -122,6 +122,18 @@ def as_logits(weight: Tensor, intercept: Tensor) -> tuple[Tensor, Tensor]:
     return classes * weight, classes * intercept
 
 
+def balanced(weight: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """W and b of labels that are brought to mean 0 and deviation 1, class by class: so a rare class counts as much.
+
+    These labels are (y − ȳ)/√(ȳ(1 − ȳ)), of which W is linear. Times √(c − 1)/c and with 1/c, for classes of one size
+    it is W with ȳ again. A class that nobody has stays below another: those that are there, as Σ zW = 0, are not all
+    below 1/c.
+    """
+    classes, deviation = len(prior), (prior * (1 - prior)).sqrt()
+    scale = torch.where(deviation > 0, math.sqrt(classes - 1) / (classes * deviation), 0.0)
+    return weight * scale, (prior > 0).to(prior) / classes
+
+
 def ridge_of(text: str) -> float:
     """A λ that is given as a number."""
     try:

@@ -24,7 +24,7 @@ from fedgist.learning.training import Trainer
 
 @dataclass(frozen=True)
 class Config(fg.TrainingOptions):
-    update_clip: float = fg.option(1.0, "Bound C on the norm of a client's update, over all its tensors.", above=0)
+    update_clip: float = fg.option(1.0, "Bound C on the norm of a client's update, over all its tensors.", low=1e-12)
     server_lr: float = fg.option(1.0, "Learning rate η of the server; 1 adds the mean update.", above=0)
     noise_multiplier: float = fg.option(
         0.0,
@@ -95,6 +95,10 @@ class DPFedAvg(fg.ServerModel[Config]):
         """Where the run is private: a client moves a sum by its clip at most, with all of its records."""
         if not self.config.noise_multiplier:
             raise fg.FedgistError("set noise_multiplier: sums without noise are not private")
+        if self.config.keep_momentum:
+            raise fg.FedgistError(
+                "a site says if its state changed, as it does where records are: leave out keep_momentum"
+            )
         cost = fg.Release(self.config.noise_multiplier, unit=fg.CLIENT)
         return {Clipped: fg.Sums({"total": fg.Sum(self.config.update_clip, 0.0)}, release=cost)}
 

@@ -108,7 +108,7 @@ class FedDMReleased(fg.ImageTrained[Config]):
         x = await self.match(x, w, seeds, centres, means)
         y = torch.arange(self.task.classes, device=x.device).repeat_interleave(self.config.ipc)
         fed.show("images that the server made", x, y)
-        return {"w": await self.train(w, x, y, torch.ones_like(x[:, 0].flatten(1)[:, 0]), fed.rng("batches")), "x": x}
+        return {"w": await self.train(w, x, y, torch.ones(len(x)).to(x), fed.rng("batches")), "x": x}
 
     async def match(self, x: Tensor, w: fg.Params, seeds: Tensor, centres: Tensor, means: Tensor) -> Tensor:
         """The images after T steps, under one net after the other."""

@@ -59,13 +59,13 @@ class Config(fg.GlobalModelOptions):
         "counts", "loss=code: users weigh by label counts, which they show, or alike.", choices=("counts", "uniform")
     )
 
-    def guidance_at(self, round: int) -> tuple[float, float]:
-        """α_t and β_t."""
+    def guidance_at(self, round: int, batch: int) -> tuple[float, float]:
+        """α_t and β_t of a step on so many samples."""
         if self.loss == "paper":
             return (1.0 if self.guidance is None else self.guidance), 0.0
         decay, start = self.guidance_decay ** (round - 1), 10.0 if self.guidance is None else self.guidance
         alpha, beta = (max(min(1e-4, weight), weight * decay) for weight in (start, self.echo))
-        return alpha * (self.generated or self.batch) / self.batch, beta
+        return alpha * (self.generated or batch) / batch, beta
 
     @property
     def guided_until(self) -> float:
@@ -216,7 +216,7 @@ class FedGen(fg.GlobalModel[Config]):
         labels = me.data.y[plan["index"]]
         if me.data.n > 0:
             learner = GuidedTrainer(fg.trainer(self.config, model), self.latent)
-            guidance = torch.tensor(self.config.guidance_at(me.round), dtype=torch.float64)
+            guidance = torch.tensor(self.config.guidance_at(me.round, labels.shape[1]), dtype=torch.float64)
             plan |= await self.lessons(msg, labels, me.round, me.rng)
             w = await fg.train(self.config, learner, me, w, *guidance, plan=plan)
         self.keep(me, w)

@@ -87,6 +87,7 @@ class FedSGD(fg.ServerModel[Config]):
 
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
+        fg.check_by_record(config)
         net = task.models[task.model]
         self.net = net
         self.features: FeatureMap | None = None
@@ -141,10 +142,8 @@ class FedSGD(fg.ServerModel[Config]):
         w: fg.Params = state["learned"]
         if self.features is None:
             return w
-        last, public = (
-            w["classifier.weight"],
-            self.public(state["seed"]),
-        )  # φ W + b, of φ − 0, of which no norm is above 1
+        last, public = w["classifier.weight"], self.public(state["seed"])
+        # φ W + b, of φ − 0, of which no norm is above 1
         head = {"mean": last.new_zeros(self.features.size), "clip": last.new_ones(()), "weight": last.T}
         head |= {"bias": w["classifier.bias"]}
         fixed = {f"features.{name}": value.to(last) for name, value in public.items()}
@@ -158,7 +157,8 @@ class FedSGD(fg.ServerModel[Config]):
     async def descend(self, me: fg.Site, msg: Point) -> GradientSum:
         data = me.data
         plan = poisson(data.n, 1, self.config.sampling, fg.bits_of(me, "batch"))
-        plan = self.config.with_moves(data, {name: value.to(data.y.device) for name, value in plan.items()}, me.rng)
+        plan = {name: value.to(data.y.device) for name, value in plan.items()}
+        plan = self.config.with_moves(data, plan, fg.moves_of(me, me.rng))
         batch = fg.tree.index(plan, 0)
         work = msg.w, self.public(msg.seed), batch, fg.pool_of(data)
         return GradientSum(await fg.compute(self.descent.total, *work))

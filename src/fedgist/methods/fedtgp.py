@@ -18,7 +18,7 @@ import fedgist.api as fg
 from fedgist import models
 from fedgist.data.client_data import ClientData
 from fedgist.learning.contrastive import distance
-from fedgist.learning.label_logits import add_by_label
+from fedgist.learning.label_logits import Averager
 from fedgist.learning.optimisers import SGD
 from fedgist.learning.training import Carry, Trainer
 
@@ -108,17 +108,6 @@ class Prototypes:
         return self.trainer.descend(carry, lr, objective)[0]
 
 
-@dataclass(frozen=True)
-class FeatureAverager:
-    """Adds up the features of a model as it is, by class."""
-
-    model: fg.Model
-
-    def step(self, carry: tuple[Tensor, Tensor], batch: fg.Tree, pool: fg.Tree, w: fg.Params) -> tuple[Tensor, Tensor]:
-        x, y = pool["x"][batch["index"]], pool["y"][batch["index"]]
-        return add_by_label(*carry, self.model(w, x).features, y, batch["mask"])
-
-
 class FedTGP(fg.OwnModel[Config]):
     name = "fedtgp"
     summary = "Clients keep their models and are drawn to prototypes that the server trains apart (Zhang et al. 2024)."
@@ -177,5 +166,5 @@ class FedTGP(fg.OwnModel[Config]):
         me.state["w"] = w
         plan = me.data.epochs(me.rng("told"), 1, 4 * self.config.batch)  # forward only: room for larger batches
         none = torch.zeros(self.size), torch.zeros(self.size[0])
-        sums, counts = await fg.scan(FeatureAverager(model).step, none, plan, me.data.pool, w)
+        sums, counts = await fg.scan(Averager(model, "features").step, none, plan, me.data.pool, w)
         return Local(sums / counts.clamp_min(1)[:, None], counts > 0)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.features import SHARES, Ground, Moments, Sizes, build, drawn, learned, linear_model, usual
-from fedgist.learning.ridge import Ridge, as_logits, ridge_of, symmetric
+from fedgist.learning.ridge import Ridge, as_logits, balanced, ridge_of, symmetric
 
 WIRES = {"float64": fg.float64, "float32": fg.float32, "float16": fg.float16}
 SMALL = (fg.float64, fg.float32)
@@ -41,9 +41,8 @@ class Config(fg.OwnHeadOptions):
     dimensions: int = fg.option(2048, "Fourier and convolutions: how many features.", low=2)
     bandwidth: float = fg.option(1.0, "Fourier: width s of the kernel; features before it have norm 1.", above=0)
     ridge: str = fg.option("sums", "λ: a number, sums (cross-validated on S and V) or validation (hits at clients).")
-    held_out: int = fg.option(
-        10, "With ridge=validation: every so many-th sample of a client is not learned from, but judges λ.", low=2
-    )
+    held_out: int = fg.option(10, "With ridge=validation: every so many-th sample of a client judges λ alone.", low=2)
+    balance: bool = fg.option(False, "Rare classes count as much as others: labels of mean 0 and deviation 1 for each.")
     clip: float = fg.option(
         2.0,
         "Bound C on the norm of centred features; from 2 on nothing is shortened. 0: as they are, for features=learned "
@@ -128,6 +127,8 @@ class Gist(fg.OwnHeads[Config]):
             raise fg.FedgistError(f"clip = 0 is for features = learned alone, not {names}")
         if config.mirrored:
             fg.only_images("mirrored", task.shape)
+        if config.balance and (config.own or task.private):
+            raise fg.FedgistError("balance is for sums without noise and for the common head alone: set it to false")
         self.features, self.learned = build(names, ground, sizes, raw=self.folded), learned(names, self.net)
         self.moments = Moments(self.features, task.classes, config.clip, config.mirrored, exact=task.private)
         self.wire = fg.float64 if task.private else WIRES[config.wire]
@@ -170,8 +171,7 @@ class Gist(fg.OwnHeads[Config]):
         seed: int = state["seed"]
         described = await fed.ask(fed.ids, Describe(seed, state["w"]), First)
         n = max(1.0, (counts := described.sum.labels.clamp_min(0)).sum().item())  # noise may make some negative
-        mean, prior = described.sum.features / n, counts / n
-        centre = Centre(seed, self.on_wire(mean))
+        prior, centre = counts / n, Centre(seed, self.on_wire(described.sum.features / n))
         multiplied = await fed.ask(described.ids, centre, Second)
         classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets)
         if self.validated:
@@ -197,12 +197,12 @@ class Gist(fg.OwnHeads[Config]):
         """The candidate with the most hits on held-out samples; of equals the strongest."""
         ridges = self.ridges(fit, CANDIDATES)
         weights = torch.stack([fit.weights(ridge) for ridge in ridges])
-        request = Judge(centre.seed, centre.mean, weights.float(), prior.float())
-        correct = (await fed.ask(ids, request, Hits)).sum.correct[:-1].tolist()
-        return max(zip(correct, ridges, strict=True))[1]
+        judged = await fed.ask(ids, Judge(centre.seed, centre.mean, weights.float(), prior.float()), Hits)
+        return max(zip(judged.sum.correct[:-1].tolist(), ridges, strict=True))[1]
 
     def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
-        mean, (weight, intercept) = state["mean"], as_logits(state["weight"], state["intercept"])
+        mean, head = state["mean"], (state["weight"], state["intercept"])
+        weight, intercept = as_logits(*(balanced(*head) if self.config.balance else head))
         if self.folded:  # (φ − μ) W + ȳ = φ W + (ȳ − μ W)
             last = self.net.classifier
             return {**state["w"], f"{last}.weight": weight.T, f"{last}.bias": intercept - mean @ weight}

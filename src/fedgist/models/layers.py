@@ -14,8 +14,8 @@ from torch.autograd import Function
 from fedgist.core.message import Params
 from fedgist.core.task import NormStatistics, Tap
 from fedgist.core.work import stacked
+from fedgist.models.gpu import pooling
 from fedgist.models.gpu.convolution import convolve
-from fedgist.models.gpu.pooling import average_pool
 
 MOMENTUM = 0.1  # BatchNorm: the share of the new batch in the running statistics
 EPSILON = 1e-5  # added to every variance before its root
@@ -300,6 +300,23 @@ class MaxPool(Layer):
 class MaxPool1d(Layer):
     def bind(self, name: str) -> Step:
         return lambda w, x, buffers, tap: torch.max_pool1d(x, 2)
+
+
+def is_only_computed(x: Tensor) -> bool:
+    """Whether nobody differentiates, stacks or traces what a CPU makes of `x`: other ways to the same bits will do."""
+    watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    return x.is_cpu and not watched and not torch.jit.is_tracing() and not torch.compiler.is_compiling()
+
+
+def average_pool(x: Tensor, size: int) -> Tensor:
+    """F.avg_pool2d. On a CPU torch adds value by value; all squares together, which autograd would pay for, have the
+    same bits a few times sooner.
+    """
+    if size == 1 or x.dtype.itemsize < 4 or not is_only_computed(x):
+        return pooling.average_pool(x, size)
+    height, width = (side // size * size for side in x.shape[2:])
+    first, *others = (x[..., i:height:size, j:width:size] for i in range(size) for j in range(size))
+    return sum(others, first).div_(size**2)
 
 
 @dataclass(frozen=True)

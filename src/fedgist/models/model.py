@@ -17,14 +17,18 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
 from fedgist.models.gpu.blocks import bind_blocks
-from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, named_entries
+from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, is_only_computed, named_entries
 
 MOST_SIDES, MOST_INPUTS = 8, 2**26
-"""Dimensions of an input, and numbers in it."""
+"""Dimensions of an input, and numbers in it; or in a layer, of which the product of two is far from int64's end."""
+CACHED, FEWEST = 2**20, 4
+"""Numbers that a layer may make on a CPU and the next one still find in its caches; and fewer images than that are
+convolved otherwise.
+"""
 
 
 def is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_INPUTS
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -53,6 +57,8 @@ class LayeredModel(Model):
     _buffers: frozenset[str] = field(init=False, repr=False, compare=False)
     _layer_shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _positions: dict[str, int] = field(init=False, repr=False, compare=False)
+    _on_images: int = field(init=False, repr=False, compare=False)
+    _at_once: int = field(init=False, repr=False, compare=False)
     _extractor: tuple[Step, ...] = field(init=False, repr=False, compare=False)
     _whole: tuple[Step, ...] = field(init=False, repr=False, compare=False)
     _classify: Step = field(init=False, repr=False, compare=False)
@@ -61,14 +67,19 @@ class LayeredModel(Model):
         entries = named_entries(self.layers)
         names = [name for name, _ in self.layers]
         steps = bind_all(self.layers)
+        shapes = activation_shapes(self.layers, self.input_shape)
+        to_vectors = next((i for i, shape in enumerate(shapes) if len(shape) == 1), len(steps) - 1)
+        on_images, on_vectors = bind_blocks(self.layers[:to_vectors]), bind_blocks(self.layers[to_vectors:-1])
         vars(self).update(  # past the frozen setattr
             _hash=hash((self.name, self.input_shape, self.classes, self.layers)),
             _entries=entries,
             _buffers=frozenset(name for name, entry in entries.items() if not entry.trained),
-            _layer_shapes=dict(zip(names, activation_shapes(self.layers, self.input_shape), strict=False)),
+            _layer_shapes=dict(zip(names, shapes, strict=False)),
             _positions={name: i for i, name in enumerate(names)},
+            _on_images=len(on_images),
+            _at_once=max(2 * FEWEST, CACHED // max(math.prod(shape) for shape in shapes)),
             _extractor=steps[:-1],
-            _whole=bind_blocks(self.layers[:-1]),
+            _whole=on_images + on_vectors,
             _classify=steps[-1],
         )
 
@@ -95,8 +106,12 @@ class LayeredModel(Model):
         self, w: Params, x: Tensor, train: bool = False, start: str | None = None, tap: Tap | None = None
     ) -> Output:
         new: Params | None = {} if train else None
-        for step in self._whole if start is None else self._extractor[self._position(start) :]:
-            x = step(w, x, new, tap)
+        steps = self._whole if start is None else self._extractor[self._position(start) :]
+        if start is None and not train and tap is None and self._is_better_in_pieces(x):
+            pieces = x.tensor_split(math.ceil(len(x) / self._at_once))  # none of them much smaller than the others
+            x = torch.cat([_run(steps[: self._on_images], w, piece, None, None) for piece in pieces])
+            steps = steps[self._on_images :]
+        x = _run(steps, w, x, new, tap)
         return Output(x, self._classify(w, x, None, tap), {} if new is None else new)
 
     def head(self, w: Params, features: Tensor) -> Tensor:
@@ -105,10 +120,23 @@ class LayeredModel(Model):
     def __hash__(self) -> int:
         return self._hash
 
+    def _is_better_in_pieces(self, x: Tensor) -> bool:
+        """Whether what convolutions make of these images leaves a CPU's caches before the next layer reads it.
+
+        Vectors stay together: a product of fewer rows may round otherwise.
+        """
+        return len(x) > 2 * self._at_once and self._on_images > 1 and is_only_computed(x)
+
     def _position(self, layer: str) -> int:
         if layer not in self._positions:
             raise unknown(f"layer of {self.name}", layer, self._positions)
         return self._positions[layer]
+
+
+def _run(steps: Sequence[Step], w: Params, x: Tensor, buffers: Params | None, tap: Tap | None) -> Tensor:
+    for step in steps:
+        x = step(w, x, buffers, tap)
+    return x
 
 
 def _draw(entry: Entry, rng: Rng) -> Tensor:

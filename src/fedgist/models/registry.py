@@ -8,7 +8,7 @@ from typing import Any
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.models.feed_forward import FEATURES, cnn, cnn1d, convnet, lenet5, lenet5_thesis, mlp, tabular, vgg13
 from fedgist.models.layers import NORMS, Layers
-from fedgist.models.model import LayeredModel, checked_shape, is_count
+from fedgist.models.model import MOST_INPUTS, LayeredModel, checked_shape, is_count
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {
@@ -34,6 +34,7 @@ FORMS = {
 RANKS = {"mlp": ANY, "tabular": TABLES, "cnn1d": SIGNALS}
 """How many dimensions an input of a model has; where nothing is said, it is an image."""
 
+UP_TO = f"at most {MOST_INPUTS:,}"
 WORDS = {"norm": NORMS, "features": FEATURES}
 """Options that are one of some words."""
 
@@ -56,7 +57,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -
             f"{', '.join(fitting)}"
         )
     if not is_count(classes):
-        raise FedgistError(f"the number of classes must be a positive whole number, not {classes!r}")
+        raise FedgistError(f"the number of classes must be a positive whole number, {UP_TO}, not {classes!r}")
     return _build(name, shape, classes, tuple(_chosen(name, options).items()))
 
 
@@ -96,7 +97,7 @@ def _checked(name: str, option: str, value: Any, default: Any) -> Any:
     elif isinstance(default, tuple):
         value = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
         if not all(is_count(n) for n in value):
-            raise FedgistError(f"{option} of model {name} must be positive whole numbers, not {value!r}")
+            raise FedgistError(f"{option} of model {name} must be positive whole numbers, {UP_TO}, not {value!r}")
     elif not (is_count(value) or (value is None and default is None)):
-        raise FedgistError(f"{option} of model {name} must be a positive whole number, not {value!r}")
+        raise FedgistError(f"{option} of model {name} must be a positive whole number, {UP_TO}, not {value!r}")
     return value

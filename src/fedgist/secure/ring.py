@@ -21,6 +21,8 @@ MOST_BYTES = 257
 """So many times 255 is 2^16 − 1."""
 FIRST_RANGE, WIDEST_RANGE = 6, 52
 """Floats begin with ±2^6; a field that needs more gets it, for all sites."""
+NOISE_BITS, ROOM = 23, 30
+"""Noise is drawn in steps of about 2^-23 of its deviation, and what it is added to may be 2^30 times as large."""
 
 
 class OutOfRange(ValueError):
@@ -40,6 +42,10 @@ class Ring:
     addends: int
     kind: str
     """float, integer or byte."""
+
+    @property
+    def step(self) -> float:
+        return math.ldexp(1.0, -self.exponent)
 
     @property
     def limit(self) -> float:
@@ -96,6 +102,13 @@ class Grid:
         if self.bits == 32:
             return Ring(32, self.step, addends, "float")
         return Ring(64, 62 - _width(addends) - range, addends, "float")
+
+    @staticmethod
+    def range_of(addends: int, deviation: float) -> int:
+        """The R for numbers with noise of this deviation: up to 512 sites what they add enters the ring as it is, and
+        there is room for all that they could hold, which no site has to say."""
+        bits = max(62 - _width(addends) - NOISE_BITS, ROOM) + math.ceil(math.log2(deviation))
+        return min(max(bits, FIRST_RANGE), WIDEST_RANGE)
 
     @staticmethod
     def integers(addends: int) -> Ring:

@@ -26,6 +26,8 @@ CROP, CUTOUT = 1 / 8, 1 / 2  # parts of the image's side
 SCALE, DEGREES = 1.2, 15.0
 OUTSIDE = 1e6
 """Where the hole of a change is that cuts nothing out, in pixels."""
+BEYOND = 4.0
+"""Where pixels in a hole are read, in halves of a side: outside of every image, which is 0."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +106,18 @@ class Change:
         y = y[:, None]
         along_rows = torch.addcmul(across, across_by_x, x) + across_by_y * y
         along_columns = torch.addcmul(down, down_by_x, x) + down_by_y * y
-        self.grid = torch.stack([along_rows, along_columns], -1)
         reach = [len(_cut(side)) / 2 for side in like.shape[2:]]
-        self.hole = (((y - hole[0]).abs() < reach[0]) & ((x - hole[1]).abs() < reach[1]))[:, None]
+        cut = ((y - hole[0]).abs() < reach[0]) & ((x - hole[1]).abs() < reach[1])
+        self.grid = torch.where(cut[..., None], BEYOND, torch.stack([along_rows, along_columns], -1))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Color, then the reading, bilinear and 0 outside, then the hole, which becomes 0."""
+        """Color, then the reading, bilinear and 0 outside and in the hole."""
         of_image, of_grey, of_mean, brightness = self.color.unbind(1)
         grey = x.mean(1, keepdim=True)
         flat = torch.addcmul(brightness, grey.mean((2, 3), keepdim=True), of_mean)
         x = torch.addcmul(torch.addcmul(flat, grey, of_grey), x, of_image)
         grid = self.grid.expand(len(x), *self.grid.shape[1:])
-        return torch.where(self.hole, 0.0, F.grid_sample(x, grid, align_corners=False))
+        return F.grid_sample(x, grid, align_corners=False)
 
 
 def _from_centre(side: int, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fedgist.api as fg
-from fedgist.core.codec import Codec
+from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.method import NoOptions
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
@@ -23,8 +23,10 @@ from fedgist.dp import accountant
 from fedgist.dp.accountant import CLIENT, Release
 from fedgist.dp.budget import Book, Limit
 from fedgist.engines import executor
-from fedgist.engines.layer import Plain
-from fedgist.engines.private import Private, Promise
+from fedgist.engines.layer import Exchange, Plain, PlainSite, SiteLayer
+from fedgist.engines.private import Private, Promise, noised
+from fedgist.engines.schemes import Simulated
+from fedgist.engines.secure_sum import Invitation, SecureSum
 from fedgist.federation.protocol.envelope import Refusal, Reply, Request, Start, seal, unseal
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.remote_engine import Lost, Patience, RemoteEngine
@@ -196,6 +198,60 @@ def test_a_run_that_was_forgotten_is_charged_anew(tmp_path: Path) -> None:
         assert isinstance(unseal(made.handle(asked))[0], Reply)
         assert sum(one.times for one in Book(tmp_path / "privacy.jsonl").releases) == times
         shutil.rmtree(tmp_path / "runs")
+
+
+def test_a_run_that_is_begun_again_with_less_noise_is_charged_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply may say nothing, and its training leave a state from which all else is asked for free: the same exchange,
+    asked again after a start with another noise, is another release; and its noise is no part of the first one's."""
+    drawn: list[Tensor] = []
+
+    async def count(self: Counting, me: fg.Site, msg: Count) -> Total:
+        assert me.secret is not None
+        drawn.append(me.secret("noise")(4))
+        me.state["w"] = drawn[-1]
+        return Total(torch.ones(2, dtype=torch.float64))
+
+    def prepare(begun: Start) -> tuple[Counting, ClientData]:
+        made = method()
+        monkeypatch.setattr(Counting, "releases", {Total: fg.NoisySteps(Release(begun.options["noise"], 0.1))})
+        return made, DATA
+
+    monkeypatch.setattr(Counting, "count", count)
+    rules = Policy(methods=("counting",), epsilon=4.0)
+    made = SiteHost("a", tmp_path, prepare, executor("sequential"), rules)
+    asked = seal(Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0), Codec({}).encode(Count(0)))
+    for noise in (1.0, 1.0, 0.2):
+        made.handle(seal(replace(start({"privacy": PRIVACY}), options={"noise": noise})))
+        answered = unseal(made.handle(asked))[0]
+    assert isinstance(answered, Refusal) and "the privacy budget of this data set is spent" in answered.why
+    assert Book(tmp_path / "privacy.jsonl").releases == (Release(1.0, 0.1),)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_what_suffices_in_a_sum_is_not_sent_bare_after_another_start(tmp_path: Path) -> None:
+    """Begun again without a secure sum, a run gets fresh noise that is enough by itself, and it is charged."""
+    ids = tuple("abcdefghij")
+
+    def layer(begun: Start, folder: Path) -> SiteLayer:
+        return SecureSum(ids, Simulated()).site("a") if begun.layer else PlainSite()
+
+    rules = Policy(methods=("counting",), epsilon=100.0)
+    made = SiteHost("a", tmp_path, lambda begun: (method(), DATA), executor("sequential"), rules, layer=layer)
+    total = {**PRIVACY, "noise": "sum", "threshold": 7}
+    request = Request("run-1", 1, "round", 0, "test_private_sites.Count", "", [], 0)
+    question = Codec({}).encode(Count(0))
+    asker = SecureSum(ids, Simulated())
+    asker.expect(noised(Total), Promise(4.0, 1e-5, "sum", 7).mechanism.own(method().releases[Total]))
+    invitation = to_bytes(Invitation, asker.invite(Exchange("run-1", "round", 1, 0), noised(Total), ids))
+    made.handle(seal(start({"privacy": total, "kind": 2})))
+    made.handle(seal(replace(request, invited=len(invitation)), invitation + question))
+    (kept,) = (tmp_path / "runs" / "run-1" / "outbox").iterdir()
+    made.handle(seal(start({"privacy": PRIVACY})))
+    answered, payload = unseal(made.handle(seal(request, question)))
+    assert isinstance(answered, Reply) and payload != kept.read_bytes()
+    assert sum(one.times for one in Book(tmp_path / "privacy.jsonl").releases) == 2
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from fedgist.core import tree
-from fedgist.core.work import Compute, Place, Scan, execute, length
-from fedgist.engines.scheduler import Role, gpu_arithmetic
+from fedgist.core.work import Compute, Place, Scan, Work, execute, length
+from fedgist.engines.scheduler import Role, drive_together, gpu_arithmetic
 from fedgist.engines.stacked.columns import PoolCache
-from fedgist.engines.stacked.flat_work import FlatWork, Work, flatten
+from fedgist.engines.stacked.flat_work import FlatWork, flatten
 from fedgist.engines.stacked.graphs import Captured, NotCapturable, capture
 from fedgist.engines.stacked.grouping import Group
 from fedgist.engines.stacked.programs import Call, Vectorised, first_line, run_compute, run_scan, trace
@@ -75,22 +75,8 @@ class Stacked:
         self._programs: dict[Hashable, Program] = {}
 
     def drive(self, roles: Sequence[Role]) -> list[Any]:
-        results: list[Any] = [None] * len(roles)
-        outcomes: dict[int, Any] = dict.fromkeys(range(len(roles)))
-        try:
-            with gpu_arithmetic(self.place):
-                while outcomes:
-                    works: dict[int, Work] = {}
-                    for i in list(outcomes):
-                        try:
-                            works[i] = roles[i].send(outcomes.pop(i))
-                        except StopIteration as stop:
-                            results[i] = stop.value
-                    outcomes = self._execute(works) if works else {}
-        finally:
-            for role in roles:
-                role.close()
-        return results
+        with gpu_arithmetic(self.place):
+            return drive_together(roles, self._execute)
 
     # Who works together
 

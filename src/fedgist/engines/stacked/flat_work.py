@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedgist.core.tree import Tree
-from fedgist.core.work import Chunks, Compute, Place, Pool, Scan, length
-
-Work = Compute | Scan
+from fedgist.core.work import Chunks, Compute, Place, Pool, Work, length
 
 
 @dataclass(frozen=True, eq=False)

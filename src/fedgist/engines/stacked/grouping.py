@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedgist.core import tree
 from fedgist.core.tree import Tree
-from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan
+from fedgist.core.work import CHUNK, Chunks, Compute, Place, Scan, Work
 from fedgist.engines.stacked.columns import Column, collect_columns, send
-from fedgist.engines.stacked.flat_work import FlatWork, Key, Work, by_value
+from fedgist.engines.stacked.flat_work import FlatWork, Key, by_value
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,6 @@ def _filler(form: Tree) -> Callable[[Sequence[Tensor]], Tree]:
         sequence, fillers = type(form), [_filler(value) for value in form]
         return lambda tensors: sequence([filler(tensors) for filler in fillers])
     return lambda tensors: form
-
-
-def tensors_of(what: Tree) -> list[Tensor]:
-    return [leaf for leaf in tree.leaves(what) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +166,7 @@ class Group:
         for work in [one.work for one in self.members]:
             assert isinstance(work, Scan)
             left = min(count, work.xs.length - first)
-            made.append(tensors_of(work.xs.make(work.xs.seed, first, left)) if left > 0 else [])
+            made.append(tree.tensors(work.xs.make(work.xs.seed, first, left)) if left > 0 else [])
         ended = [x[:0] for x in next(filter(None, made))]
         return [_stack_steps(tensors, count, place) for tensors in zip(*(one or ended for one in made), strict=True)]
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedgist.core import tree
 from fedgist.core.tree import Tree
 from fedgist.core.work import Place, Scan, stacking
 from fedgist.data.inventory import cache_folder
 from fedgist.engines.stacked.columns import PoolCache
-from fedgist.engines.stacked.grouping import Frame, Group, tensors_of
+from fedgist.engines.stacked.grouping import Frame, Group
 from fedgist.engines.stacked.rewriting import reuse_carry, simplify
 
 Call = Callable[..., Sequence[Tensor]]
@@ -54,7 +55,7 @@ class Vectorised:
         self.results = Frame(result)
         if self.carry is not None and not self.carry.matches(self.results):
             raise NotStackable("the step changes the form of its carry, or a number in it that is not a tensor")
-        return tuple(tensors_of(result))
+        return tuple(tree.tensors(result))
 
     def split(self, stacked: Sequence[Tensor], count: int) -> list[Tree]:
         """The results of each client, as rows of what they are stacked in; who keeps one for long copies it."""

@@ -134,11 +134,7 @@ def _preset(name: str, table: Mapping[str, Any], file: Mapping[str, Any], scale:
             raise unknown(f"key of preset {name}", key, PRESET_KEYS)
     parts = table.get("part") or [{key: table[key] for key in ("rows", "columns", "values") if key in table}]
     common = {**file.get("options", {}), **table.get("options", {})}
-    small = (
-        dict(table["small"])
-        if "small" in table and not table["small"]
-        else {**file.get("small", {}), **table.get("small", {})}
-    )
+    small = {} if table.get("small") == {} else {**file.get("small", {}), **table.get("small", {})}
     only = small.pop("only", "")
     every = [cell for part in parts for cell in _cells(name, part, common, table.get("tolerance"))]
     cells, reduced = [], {}

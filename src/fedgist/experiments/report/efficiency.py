@@ -9,7 +9,7 @@ that send k numbers each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedgist.experiments.fairness import ALONE
 from fedgist.experiments.report.runs import Group
@@ -74,10 +74,9 @@ def _cost(group: Group, base: Group | None) -> Cost:
         return cost
     common = min(top, best(base))
     theirs = sum(_numbers_by_round(base, rounds_to(base, best(base))))
-    return Cost(
-        **vars(cost) | {"by_definition": theirs / numbers if numbers else None}
-        | {"at_equal_accuracy": _ratio(base, group, common), "common_accuracy": common}
-    )  # fmt: skip
+    defined = theirs / numbers if numbers else None
+    equal = _ratio(base, group, common)
+    return replace(cost, by_definition=defined, at_equal_accuracy=equal, common_accuracy=common)
 
 
 def _ratio(base: Group, group: Group, accuracy: float) -> float | None:

@@ -160,7 +160,7 @@ def _rounds_axis(data: Sequence[Spec]) -> Spec:
     return {"title": {"text": "round"}, "rangemode": "tozero", **({"dtick": 1} if most <= 8 else {})}
 
 
-def _accuracy_axis(data: Sequence[Spec] = ()) -> Spec:
+def _accuracy_axis(data: Sequence[Spec]) -> Spec:
     """All accuracies that there could be, as long as there is none."""
     empty = {} if any(trace["y"] for trace in data) else {"range": [0, 1]}
     return {"title": {"text": "test accuracy"}, "tickformat": "~%", **empty}

@@ -90,7 +90,12 @@ def scores(groups: Sequence[Group]) -> Table:
         "Balanced accuracy is the mean recall of the classes. The calibration error is the mean gap between how sure a "
         "model is and how often it is right."
     )
-    return _columns("Scores", groups, result_table.SCORES, note)
+    known = result_table.known(groups, result_table.SCORES)
+    rows = [
+        [Cell(result_table.name(group), kind="name"), *(number(result_table.shown(group, column)) for column in known)]
+        for group in groups
+    ]
+    return Table("Scores", ["run", *map(result_table.heading, known)], rows if known else [], note)
 
 
 def fairness(groups: Sequence[Group]) -> Table:
@@ -138,15 +143,6 @@ def recalls(groups: Sequence[Group]) -> Table:
         cells = [number(f"{100 * statistics.fmean(values):.1f}" if values else "–") for values in of]
         rows += [[Cell(result_table.name(group), kind="name"), *cells]] if any(of) else []
     return Table("Recall by class, %", ["run", *map(str, classes)], rows)
-
-
-def _columns(caption: str, groups: Sequence[Group], columns: Sequence[result_table.Column], note: str) -> Table:
-    known = result_table.known(groups, columns)
-    rows = [
-        [Cell(result_table.name(group), kind="name"), *(number(result_table.shown(group, column)) for column in known)]
-        for group in groups
-    ]
-    return Table(caption, ["run", *map(result_table.heading, known)], rows if known else [], note)
 
 
 def _summary_row(group: Group, aim: float | None) -> list[Cell]:

@@ -15,6 +15,7 @@ from fedgist.experiments.folder import KEPT_CHECKPOINTS, RunFolder, read_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.federation.chaos.world import World
 from fedgist.federation.protocol import audit
+from fedgist.federation.protocol.envelope import version_of
 from fedgist.federation.protocol.states import NEWER
 
 LONGEST = 1e5
@@ -120,7 +121,7 @@ def _bytes(world: World, run: RunFolder, rows: list[dict[str, str]], saved: Any)
     }
     seen: set[tuple[str, str]] = set()
     for row in up:
-        version = f"{row['phase']}-{int(row['round']):06d}-{int(row['exchange']):06d}"
+        version = version_of(row["phase"], int(row["round"]), int(row["exchange"]))
         key = row["sender"], version
         size = int(row["header_bytes"]) + int(row["payload_bytes"])
         if key in seen:

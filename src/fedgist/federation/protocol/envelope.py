@@ -109,9 +109,9 @@ class Request:
         """The name of the state that answering leaves behind."""
         return version_of(self.phase, self.round, self.exchange)
 
-    def fingerprint(self, payload_digest: str) -> str:
+    def fingerprint(self, payload: bytes) -> str:
         """Equal exactly where the same is asked, from the same state, in the same exchange of the same run."""
-        asked = [self.run, self.version, self.type, self.state, payload_digest]
+        asked = [self.run, self.version, self.type, self.state, digest(payload)]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -233,7 +233,7 @@ def seal(header: Header, payload: bytes = b"", protocol: int = PROTOCOL) -> byte
 
 
 def digest(data: bytes) -> str:
-    """By which a refusal names the envelope that it answers."""
+    """By which bytes are named: a refusal names the envelope that it answers, a fingerprint the message."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,7 +1,6 @@
 """What a helper runs: it gives the sums of masks that sites have sealed for it. It has no data and is in no sum."""
 
 import fcntl
-import hashlib
 import logging
 import threading
 from collections.abc import Callable
@@ -49,8 +48,6 @@ class HelperHost:
         self._lock = threading.Lock()
         self.folder = folder
         self._made: tuple[Roster, int, HelperSide] | None = None
-        self.overdue: Callable[[], None] = lambda: None
-        """What a host does that answers too long; sums of masks take no such time."""
 
     def close(self) -> None:
         """A run is over; what was opened in it stays remembered."""
@@ -84,7 +81,7 @@ class HelperHost:
             here = Exchange(header.run, header.phase, header.round, header.exchange)
             found = to_bytes(MaskSum, side.answer(here, Seeds, Codec(side.form.bounds).read(Seeds, payload)))
             self._made = self._made and (self._made[0], self._remembered(), side)
-        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        fingerprint = header.fingerprint(payload)
         return Reply(header.run, header.version, tag_of(MaskSum), False, fingerprint), found
 
     def _present_side(self) -> HelperSide:

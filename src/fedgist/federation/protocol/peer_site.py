@@ -6,7 +6,6 @@ was killed has its states on disk, and begins again with a round; in the middle 
 """
 
 import csv
-import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -143,7 +142,7 @@ class PeerRun(Asker):
             elif name in header.here:
                 self.count(self.me, name, "down", type(msg), leaves)
                 sealed[name] = self.desk.seal(About(self.run, version, self.me, name), seal(request, data))
-                fingerprint = request.fingerprint(hashlib.sha256(data).hexdigest())
+                fingerprint = request.fingerprint(data)
                 self._sent[name] = nonce_of(sealed[name]), fingerprint
                 self._note("out", sealed[name], version, name, request.type)
         return sealed, changed
@@ -219,7 +218,7 @@ class PeerRun(Asker):
         asked = replace(request, state=header.state)
         leaves, state = self.site.reply(handler, asked, body, f"{version}@{name}")
         changed = self._keep(version, state, name)
-        fingerprint = request.fingerprint(hashlib.sha256(body).hexdigest())
+        fingerprint = request.fingerprint(body)
         reply = seal(
             Reply(self.run, version, tag_of(handler.reply), changed, fingerprint), to_bytes(handler.reply, leaves)
         )

@@ -15,7 +15,7 @@ from fedgist.dp.budget import Book, Limit, Outbox
 from fedgist.dp.releases import declared, trains
 from fedgist.engines.layer import Exchange, SiteLayer
 from fedgist.engines.private import NOISES, Kept, PrivateSite, Promise
-from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.policy import Policy, Refused
 
 BOOK = "privacy.jsonl"
@@ -42,6 +42,13 @@ def asked(start: Start) -> Promise | None:
     return found
 
 
+def check(start: Start, rules: Policy) -> Promise | None:
+    """The same, or why a site with a budget has no part in it: before anything is said that depends on its data."""
+    if (promise := asked(start)) is None and rules.epsilon is not None:
+        raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
+    return promise
+
+
 def without(start: Start) -> Start:
     """The start as the layer inside sees it."""
     told = json.loads(start.layer) if start.layer else {}
@@ -50,21 +57,20 @@ def without(start: Start) -> Start:
 
 
 def site_layer(
-    inner: SiteLayer, promise: Promise | None, method: Method, codec: Codec, folder: Path, run: Path, rules: Policy
+    inner: SiteLayer, promise: Promise | None, method: Method, codec: Codec, folder: Path, start: Start, rules: Policy
 ) -> SiteLayer:
-    """The layer around `inner`; the book lies in the site's folder, the outbox in the run's."""
+    """The layer around `inner`; the book lies in the site's folder, the outbox in the run's below it."""
     if promise is None:
-        if rules.epsilon is not None:
-            raise Refused("its policy has a privacy budget, and this run promises no differential privacy: set epsilon")
         return inner
     if trains(releases := declared(method, method.name)) and promise.noise != "local":
         raise Refused("clients that train have noise of their own, and this run counts on that of all together")
     if promise.noise == "sum" and inner.form.invitation is None:
         raise Refused("noise that suffices only in a sum needs a secure sum, and this run has none")
     limit = Limit(rules.epsilon or math.inf, rules.delta if rules.epsilon else promise.delta)
+    run = folder / "runs" / start.run
     kept = Kept(Outbox(run / "outbox"), codec)
     device = codec.place.device
-    memory = hashlib.blake2b(own_secret(run), digest_size=8).hexdigest()
+    memory = hashlib.blake2b(own_key(run, start), digest_size=8).hexdigest()
     book = Book(folder / BOOK)
 
     def draw(exchange: Exchange, tag: str) -> randomness.Noise:
@@ -83,3 +89,10 @@ def own_secret(run: Path) -> bytes:
             draft.touch(0o600)
             draft.write_bytes(os.urandom(32))
     return path.read_bytes()
+
+
+def own_key(run: Path, start: Start) -> bytes:
+    """The same for a run that was begun in just this way. A server may begin it again in another, with less noise or
+    nothing to hide what only suffices in a sum: what is asked then is another release, and charged.
+    """
+    return hashlib.blake2b(seal(start), key=own_secret(run), digest_size=32).digest()

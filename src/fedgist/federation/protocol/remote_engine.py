@@ -5,7 +5,6 @@ their field or is out of all proportion is that site's failure, is said so by na
 This engine is the server; where sites ask each other, `peer_engine` conducts them.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -233,7 +232,7 @@ class RemoteEngine(Engine):
                 leaves = self.codecs[model].pack(msg)
                 packed[key] = leaves, to_bytes(type(msg), leaves)
             self.count(SERVER, name, "down", type(msg), packed[key][0])
-            self.count_invitation(SERVER, name, invited)
+            self.count_all("down", self.invitations(SERVER, name, invited))
             sent[name] = self._sealed(name, tag_of(type(msg)), invitation + packed[key][1], len(invitation))
         answers = self._exchange(sent, self.patience.count(len(sent), ask.at_least))
         unfit: dict[str, Unfit] = {}
@@ -310,7 +309,7 @@ class RemoteEngine(Engine):
         state, spoken = self.working.get(id, self.versions.get(id, "")), self.protocols.get(id, PROTOCOL)
         where = self.run, self.round, self.phase, self.exchange
         header = Request(*where, tag, state, sorted(keep), invited, self._tokens.get(id, ""))
-        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest()) if spoken > 1 else ""
+        fingerprint = header.fingerprint(payload) if spoken > 1 else ""
         return Asked(seal(header, payload, spoken), (header.run, header.version, fingerprint))
 
     def _exchange(self, requests: Mapping[str, Asked], enough: int) -> dict[str, bytes]:

@@ -170,8 +170,7 @@ def accept(kit: Path, data: bytes) -> Roster:
     known = load(kit) if (kit / FILE).is_file() else None
     found = read(data, authority_of(kit), known.number if known else 1)
     if known is None or found.number > known.number:
-        with storage.replacing(kit / FILE) as draft:
-            draft.write_bytes(data)
+        storage.write(kit / FILE, data)
     elif found != known:
         raise BadRoster(f"there are two rosters with the number {found.number}: the authority must sign a newer one")
     return found

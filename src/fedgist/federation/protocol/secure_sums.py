@@ -43,8 +43,7 @@ def server_layer(roster: Roster, grid: Grid, group: int, trips: int = 2, helper:
 def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Roster, keys: SiteKeys) -> SiteLayer:
     """A site's half, as the start of a run says and the site's own roster and policy allow."""
     if not start.layer:
-        check_plain(rules)
-        return PlainSite()
+        return plain(rules)
     told = _read(start.layer)
     if told["roster"] != roster.digest:
         raise Refused(
@@ -84,10 +83,11 @@ def identity_of(name: str, roster: Roster, keys: SiteKeys) -> Identity:
     return Identity(name, keys.agreement, keys.signing, public, bytes.fromhex(roster.digest))
 
 
-def check_plain(rules: Policy) -> None:
-    """Whether replies may leave this site without a layer that hides them."""
+def plain(rules: Policy) -> SiteLayer:
+    """No layer hides this site's replies, if its policy lets them leave so."""
     if rules.secure:
         raise Refused("its policy allows only runs with secure sums: start them with --secure masks")
+    return PlainSite()
 
 
 def _enrolled(roster: Roster) -> list[str]:

@@ -222,6 +222,7 @@ class SiteHost:
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
+        private_sums.check(start, self.policy)
         method, data = self.prepare(start)
         own = self.model(method.task.shape, method.task.classes)
         if own and start.model != own:
@@ -234,8 +235,7 @@ class SiteHost:
         for draft in self.folder_of(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
-        with storage.replacing(self.folder_of(start.run) / "start.envelope") as draft:
-            draft.write_bytes(seal(start))
+        storage.write(self.folder_of(start.run) / "start.envelope", seal(start))
         self._forget_old_runs(start.run)
         self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
@@ -262,11 +262,11 @@ class SiteHost:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
         folder = self.folder_of(start.run)
-        promise = private_sums.asked(start)
+        promise = private_sums.check(start, self.policy)
         said = plain_start(start, method) if start.layer else start
         inner = self.layer(private_sums.without(said), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
-        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, folder, self.policy)
+        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
         return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:

@@ -4,7 +4,6 @@ Randomness derives from the run's seed and the site's name exactly as in one pro
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -27,7 +26,7 @@ from fedgist.engines.layer import Exchange, SiteLayer
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.answered import Answered
-from fedgist.federation.protocol.envelope import AGAIN, Reply, Request, Start, seal, unseal
+from fedgist.federation.protocol.envelope import AGAIN, Reply, Request, Start, digest, seal, unseal
 from fedgist.federation.protocol.policy import Policy
 from fedgist.federation.protocol.states import States
 
@@ -67,8 +66,7 @@ class SiteRun:
         """A server begins with this run, or goes on with it; a copy of a start that was followed by another is late."""
         if token != self._tokens[-1] and (not token or token not in self._tokens):
             tokens = [*self._tokens, token][-STARTS:]
-            with storage.replacing(self._tokens_file) as draft:
-                draft.write_text("\n".join(tokens))
+            storage.write(self._tokens_file, "\n".join(tokens).encode())
             self._tokens = tokens
 
     def check(self, token: str) -> None:
@@ -79,7 +77,7 @@ class SiteRun:
     def answer(self, header: Request, payload: bytes, policy: Policy) -> tuple[Reply, bytes]:
         self.check(header.token)
         here = Exchange(header.run, header.phase, header.round, header.exchange)
-        fingerprint = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        fingerprint = header.fingerprint(payload)
         for request, own in self.layer.form.own.items():
             if header.type == tag_of(request):
                 answered = self.layer.answer(here, request, self.codec.read(request, payload))
@@ -90,7 +88,7 @@ class SiteRun:
         handler = self.handlers[header.type]
         policy.check_reply(handler)
         leaves, state = self.reply(handler, header, payload, header.version)
-        question = f"{header.type} {header.state} {hashlib.sha256(payload).hexdigest()}"
+        question = f"{header.type} {header.state} {digest(payload)}"
         here = dataclasses.replace(here, scopes=(question, self.answered.digest(header.version)))
         wrapped = self.layer.wrap(here, invitation, handler.reply, leaves)
         travels = self.layer.form.travels(handler.reply)
@@ -98,8 +96,7 @@ class SiteRun:
         if changed := state is not None:
             self.states.put(header.version, state)
         if header.phase == "evaluation" and (self._judged is None or header.round >= self._judged.round):
-            with storage.replacing(self.heard) as draft:
-                draft.write_bytes(seal(dataclasses.replace(header, invited=0), payload))
+            storage.write(self.heard, seal(dataclasses.replace(header, invited=0), payload))
             self._judged = header
         self.forget(header.version, header.state, header.keep)
         return Reply(header.run, header.version, tag_of(travels), changed, fingerprint), packed
@@ -109,7 +106,7 @@ class SiteRun:
 
         Under the name `once` only this request is ever answered, and only so; one without a name leaves the site not.
         """
-        asked = header.fingerprint(hashlib.sha256(payload).hexdigest())
+        asked = header.fingerprint(payload)
         if once:
             self.answered.check(once, asked)
         msg: Any = self.codec.decode(handler.request, payload)
@@ -131,7 +128,7 @@ class SiteRun:
 
     def _secret_bits(self, version: str, asked: str, name: str) -> Callable[[int], Tensor]:
         """Random bits for one answer: the same if the same is asked again, and known to nobody else."""
-        key, device = private_sums.own_secret(self.states.folder), self.executor.place.device
+        key, device = private_sums.own_key(self.states.folder, self.start), self.executor.place.device
         return randomness.keyed(key, version, asked, name, device=device)
 
     def _invitation(self, data: bytes) -> Leaves:

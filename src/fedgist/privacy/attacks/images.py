@@ -9,7 +9,7 @@ from torch import Tensor
 from fedgist.core.message import schema_of
 from fedgist.core.task import Samples, Task
 from fedgist.privacy.attacks.interface import EQUAL, Judge, Known, NothingToSee, Score
-from fedgist.privacy.attacks.membership import mean, nearness
+from fedgist.privacy.attacks.membership import nearness, told_apart, unseen
 from fedgist.privacy.transcript import Seen, Transcript
 from fedgist.synthesis.encoding import full_size
 from fedgist.synthesis.pixels import dequantise
@@ -22,10 +22,8 @@ def image_membership(transcript: Transcript, level: str, known: Known, judge: Ju
     for clients, images in shared.items():
         challenge = judge.challenge(clients)
         found.append(judge.membership(challenge, nearness(images, challenge.x, challenge.y)))
-        blind.append(judge.membership(challenge, nearness(known.reserve, challenge.x, challenge.y))[0])
-    rates = [rate for _, rate in found if rate is not None]
-    more = {"tpr at 1 % fpr": mean(rates) if rates else None}
-    return Score(mean([area for area, _ in found]), mean(blind), "AUC", _about(shared), more)
+        blind.append(unseen(known, judge, challenge))
+    return told_apart(found, blind, _about(shared))
 
 
 def copied(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:

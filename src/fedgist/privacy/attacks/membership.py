@@ -32,14 +32,12 @@ def membership(transcript: Transcript, level: str, known: Known, judge: Judge) -
         targets, seen = [(tuple(known.sizes), *known.model)], "the model that came out"
     if not targets:
         raise NothingToSee("no model is shown, and none comes out at the server")
-    found = []
+    found, blind = [], []
     for clients, net, w in targets:
         challenge = judge.challenge(clients)
-        found.append((judge.membership(challenge, -losses(net, w, challenge.x, challenge.y)), challenge))
-    blind = [judge.membership(challenge, nearness(known.reserve, challenge.x, challenge.y)) for _, challenge in found]
-    rates = [rate for (_, rate), _ in found if rate is not None]
-    more = {"tpr at 1 % fpr": mean(rates) if rates else None}
-    return Score(mean([area for (area, _), _ in found]), mean([area for area, _ in blind]), "AUC", seen, more)
+        found.append(judge.membership(challenge, -losses(net, w, challenge.x, challenge.y)))
+        blind.append(unseen(known, judge, challenge))
+    return told_apart(found, blind, seen)
 
 
 def trajectory(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
@@ -62,10 +60,19 @@ def trajectory(transcript: Transcript, level: str, known: Known, judge: Judge) -
     if not fell:
         raise NothingToSee("no update of a model is seen")
     found = [judge.membership(asked[clients], drop) for clients, drop in fell.items()]
-    blind = [judge.membership(one, nearness(known.reserve, one.x, one.y))[0] for one in asked.values()]
+    return told_apart(found, [unseen(known, judge, one) for one in asked.values()], f"{messages} updates")
+
+
+def unseen(known: Known, judge: Judge, challenge: Challenge) -> float:
+    """The area that one gets who has seen nothing."""
+    return judge.membership(challenge, nearness(known.reserve, challenge.x, challenge.y))[0]
+
+
+def told_apart(found: list[tuple[float, float | None]], blind: list[float], seen: str) -> Score:
+    """The mean over challenges of areas, and of the rates found at 1 % wrong where they say something."""
     rates = [rate for _, rate in found if rate is not None]
     more = {"tpr at 1 % fpr": mean(rates) if rates else None}
-    return Score(mean([area for area, _ in found]), mean(blind), "AUC", f"{messages} updates", more)
+    return Score(mean([area for area, _ in found]), mean(blind), "AUC", seen, more)
 
 
 def shown_models(transcript: Transcript, level: str) -> dict[str, Params]:

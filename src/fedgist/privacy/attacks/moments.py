@@ -15,7 +15,7 @@ from fedgist.core.message import Content, schema_of
 from fedgist.learning.optimisers import Adam
 from fedgist.learning.ridge import symmetric
 from fedgist.privacy.attacks.interface import Judge, Known, NothingToSee, Score
-from fedgist.privacy.attacks.membership import mean, nearness
+from fedgist.privacy.attacks.membership import mean, told_apart, unseen
 from fedgist.privacy.transcript import Seen, Transcript
 from fedgist.synthesis.encoding import learning_rates
 
@@ -49,10 +49,8 @@ def moment_membership(transcript: Transcript, level: str, known: Known, judge: J
             along = torch.cat([z(part) for part in challenge.x.split(100)]).double() @ vectors
         leverage = (along.square() / values.clamp_min(floor)).sum(1)
         found.append(judge.membership(challenge, -leverage))
-        blind.append(judge.membership(challenge, nearness(known.reserve, challenge.x, challenge.y))[0])
-    rates = [rate for _, rate in found if rate is not None]
-    more = {"tpr at 1 % fpr": mean(rates) if rates else None}
-    return Score(mean([area for area, _ in found]), mean(blind), "AUC", f"products of {len(found)} sums", more)
+        blind.append(unseen(known, judge, challenge))
+    return told_apart(found, blind, f"products of {len(found)} sums")
 
 
 def reconstruction(transcript: Transcript, level: str, known: Known, judge: Judge) -> Score:
