@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedgist.core.codec import Codec, add_up, size, to_bytes
+from fedgist.core.codec import Codec, add_up, read_header, size, to_bytes
 from fedgist.core.message import (
     Done,
     Params,
@@ -22,6 +22,7 @@ from fedgist.core.message import (
     float32,
     int64,
     message,
+    tag_of,
     uint8,
     wire,
 )
@@ -213,6 +214,41 @@ def test_ten_thousand_corrupted_messages_are_refused() -> None:
     assert 8_000 < refused < 10_000
     assert peak < 1_000_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 50_000  # kilobytes
+
+
+LARGE = Codec({"model": {"w": (100_000,)}})
+
+
+@message
+class Weights:
+    """A message of which the declaration allows 400,128 bytes, all but 128 of them numbers."""
+
+    w: Params
+
+
+def with_header(text: str, after: bytes = b"") -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode() + after
+
+
+def test_a_header_is_no_longer_than_the_declaration_makes_it() -> None:
+    """Parsed, one as long as the numbers may be takes 25 times its size of memory."""
+    least = LARGE.encode(Weights({"w": torch.zeros(100_000)}))
+    assert len(least) == LARGE.limit(Weights) == 400_128 and LARGE.decode(Weights, least).w["w"].shape == (100_000,)
+    data = with_header('{"a":[' + ",".join(["{}"] * 130_000) + "]}")
+    tracemalloc.start()
+    with pytest.raises(WireError, match="a header of 390,015 bytes, at most 128"):
+        LARGE.decode(Weights, data)
+    assert tracemalloc.get_traced_memory()[1] < 10_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [["1"] * 65, ["0"] + ["9" * 4000] * 90, ["9" * 19, "0"]])
+def test_a_shape_that_cannot_be_is_not_multiplied(shape: list[str]) -> None:
+    """Ninety numbers of 4,000 digits take a second to multiply, ten times as many minutes."""
+    entry = f'"w/w":{{"dtype":"F32","shape":[{",".join(shape)}],"data_offsets":[0,{4 * ("0" not in shape)}]}}'
+    text = f'{{"__metadata__":{{"fedgist":"{tag_of(Weights)}"}},{entry}}}'
+    with pytest.raises(WireError, match="w/w: malformed header"):
+        read_header(Weights, with_header(text, bytes(4 * ("0" not in shape))), 1_000_000)
 
 
 def test_a_deeply_nested_header_is_refused() -> None:

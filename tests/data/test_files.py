@@ -65,6 +65,11 @@ def test_npz_without_a_peak_has_whole_bytes(tmp_path: Path) -> None:
     assert read_npz(tmp_path / "train.npz").peak == 255
 
 
+def test_a_number_for_one_channel_need_not_be_a_list(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", images=pixels(2, 3, 3), labels=np.array([0, 1]), mean=0.5, std=0.25)
+    assert (found := read_npz(tmp_path / "train.npz")).mean == (0.5,) and found.std == (0.25,)
+
+
 def test_parts_are_read_in_numerical_order(tmp_path: Path) -> None:
     write_parts(tmp_path, **{f"train_{k}": k for k in range(1, 12)}, test=0)
     assert read_folder(tmp_path)[0].labels.tolist() == list(range(1, 12))
@@ -142,6 +147,16 @@ def test_a_wrong_number_of_labels_is_refused(tmp_path: Path) -> None:
         ({"images": pixels(2, 3, 3), "labels": np.array([0.0, 1.0])}, "labels must be a list of integers, not float64"),
         ({"images": pixels(2, 3, 3), "labels": np.array([[0], [1]])}, "labels must be a list of integers"),
         ({"images": pixels(2, 3, 3), "labels": np.array([0, -1])}, "label -1 is negative"),
+        (
+            {"images": pixels(2, 3, 3), "labels": np.array([0, 2**63 + 1], np.uint64)},
+            "label 9223372036854775809 is",
+        ),
+        ({"images": pixels(2, 3, 3), "labels": np.array([0, 1]), "mean": 0.5, "std": 0.0}, "1 numbers each"),
+        ({"images": pixels(2, 3, 3), "labels": np.array([0, 1]), "mean": [[0.5]], "std": [0.5]}, "1 numbers each"),
+        (
+            {"images": pixels(2, 3, 3), "labels": np.array([0, 1]), "groups": np.array([0, 2**63], np.uint64)},
+            "groups must be 2 whole numbers",
+        ),
         ({"images": pixels(2, 3, 3) / 255, "labels": np.array([0, 1])}, "images must be uint8 .* not float64"),
         ({"images": pixels(2, 9), "labels": np.array([0, 1])}, r"not uint8 of shape \(2, 9\)"),
         ({"images": pixels(2, 3, 8, 8), "labels": np.array([0, 1])}, "with C at most 4"),

@@ -18,6 +18,7 @@ import pytest
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data import datasets, formats, partitions
+from fedgist.data.cifar import load_batch
 from fedgist.data.datasets import load
 from fedgist.data.files import Images
 
@@ -177,6 +178,47 @@ def test_a_pickle_cannot_crash_its_reader(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "batch"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "batch is put together as no CIFAR batch is; it may be malicious" in done.stderr
+
+
+def remembered(kind: bytes, at: int, again: bytes = pickle.BINGET) -> bytes:
+    """An object is remembered, and the next holds it twice."""
+    get = again + at.to_bytes(1 if again == pickle.BINGET else 4, "little")
+    return pickle.BINPUT + bytes([at]) + pickle.POP + kind % (get, get)
+
+
+LISTS, TUPLES = b"](%b%be", b"(%b%bt"
+DTYPE = b"q\xff0cnumpy\ndtype\nh\xff\x85R"
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"}K\x01" + (pickle.DUP + pickle.TUPLE2) * 80 + b"Ns",
+        b"}K\x01\x85" + b"".join(remembered(TUPLES, i) for i in range(80)) + b"Ns",
+        b"}K\x01\x85" + b"".join(remembered(TUPLES, i, pickle.LONG_BINGET) for i in range(80)) + b"Ns",
+        b"}K\x01\x85" + b"".join(pickle.NONE + pickle.POP + remembered(TUPLES, i) for i in range(80)) + b"Ns",
+        b"}"
+        + text(b"data")
+        + b"]"
+        + b"".join(remembered(LISTS, i) for i in range(80))
+        + b"q\xff0"
+        + DTYPE
+        + b"h\xff\x85Rs",
+        b"}K\x01\x85" + b"".join(b"K\x07q%c0" % i + remembered(TUPLES, i) for i in range(80)) + b"Ns",
+    ],
+)
+def test_a_pickle_that_holds_itself_twice_and_twice_again(tmp_path: Path, bomb: bytes) -> None:
+    """Some hundred bytes whose hash, or whose text in a message, has 2^80 parts."""
+    put(tmp_path / "cifar10", b"\x80\x02" + bomb + b".")
+    with pytest.raises(FedgistError, match="put together as no CIFAR batch is"):
+        load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_is_no_container_may_be_in_a_batch_twice(protocol: int) -> None:
+    label = "a label that is remembered"
+    content = {label: [label, 3], "other": label}
+    assert load_batch(pickle.dumps(content, protocol), "batch") == content
 
 
 @pytest.mark.parametrize("protocol", range(6))

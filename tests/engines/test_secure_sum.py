@@ -76,6 +76,13 @@ def test_a_field_that_does_not_fit_is_widened_for_all() -> None:
     assert again.ranges == layer.ranges != {}
 
 
+@pytest.mark.parametrize("field", ["unheard", "shown", "floats/w", ""])
+def test_a_field_that_is_not_summed_is_not_widened(field: str) -> None:
+    """Else a site that lies could make up one after the other, and all would be asked again for ever."""
+    layer = SecureSum(IDS, Simulated())
+    assert not layer.mend(Said, [Unfit("it does not fit", field, 7)]) and layer.ranges == {}
+
+
 def test_noise_is_added_in_the_ring() -> None:
     drawn: list[tuple[str, int]] = []
 

@@ -203,6 +203,21 @@ def test_a_description_that_cannot_be_is_refused(field: str, value: Any, tmp_pat
         fedgist.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["mlp:hidden=32768", "gist:features=learned:net=mlp;hidden=32768", "gist:features=fourier:dimensions=32768"],
+)
+def test_a_model_is_made_once_its_tensors_are_known_to_be_there(model: str, tmp_path: Path) -> None:
+    """A description of one line may be of terabytes; the tensors beside it are a few."""
+    trained.save(nn.BatchNorm1d(1), about("lenet5"), tmp_path / "model")
+    said = json.loads((tmp_path / "model.json").read_text("utf-8"))
+    normalisation = dict.fromkeys(said["normalisation"])
+    large = {"model": model, "input_shape": [2**26], "classes": 2**20, "class_names": None, "columns": None}
+    (tmp_path / "model.json").write_text(json.dumps({**said, **large, "normalisation": normalisation}), "utf-8")
+    with pytest.raises(FedgistError, match=r"that its \.json names: it (lacks '|holds 5 numbers)"):
+        fedgist.load(tmp_path)
+
+
 def test_damaged_tensors_are_refused(tmp_path: Path) -> None:
     model = models.build("lenet5", SHAPE, 4)
     trained.save(models.as_module(model, drawn(model)), about("lenet5"), tmp_path / "model")

@@ -12,16 +12,20 @@ from typer.testing import CliRunner
 
 from fedgist.cli import app
 from fedgist.core.codec import Codec, add_up
+from fedgist.core.errors import FedgistError
 from fedgist.core.method import who_sees_what
+from fedgist.core.rng import Rng
 from fedgist.data import datasets
+from fedgist.engines import executor
 from fedgist.experiments import fairness
 from fedgist.experiments.config import RunConfig, resolve
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Silent
 from fedgist.federation import gains, runs, site_setup
-from fedgist.federation.gains import STEPS, Comparison, told
+from fedgist.federation.gains import STEPS, Comparison, Runs, summary, told
+from fedgist.federation.protocol.envelope import Start, unseal
 from fedgist.federation.protocol.policy import Policy
-from fedgist.federation.protocol.remote_engine import Patience
+from fedgist.federation.protocol.remote_engine import Patience, RemoteEngine
 
 OPTIONS = {"model": "mlp:hidden=16", "rounds": 1, "steps": 10, "lr": 0.1}  # engine and device stay `auto`, as for users
 
@@ -87,6 +91,29 @@ def test_sites_compare_what_they_have_with_what_they_had_alone(
     assert len(folder.ledger.read_text().splitlines()) == sent
 
 
+@pytest.mark.parametrize("name", ["../../outside", "/{}/outside", "a\nb", ""])
+def test_a_gain_is_noted_beside_a_run_and_nowhere_else(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which run is compared is an option, which a server may make what it likes; folders outside are left alone."""
+    caplog.set_level("INFO")
+    sites, outside = Sites(tmp_path), tmp_path / "outside"
+    alone = sites.run(fairness.alone(resolve({"method": "fedavg", **OPTIONS})), "alone")
+    outside.mkdir()
+    task = site_setup.task_of(start_of(tmp_path / "a", gains.run_id(alone)), Policy())
+    named = Comparison(Runs(name.format(tmp_path), gains.run_id(alone)), task, task.models[task.model].init(Rng(0)))
+    engine = RemoteEngine(named, sites, {"a": {"model": task.model}}, seed=0, executor=executor("sequential"))
+    with pytest.raises(FedgistError, match="no run can be called"):
+        engine.evaluate((torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
+    assert not list(outside.iterdir()) and "over learning alone" not in caplog.text
+
+
+def start_of(site: Path, run: str) -> Start:
+    header, _ = unseal((site / "runs" / run / "start.envelope").read_bytes())
+    assert isinstance(header, Start)
+    return header
+
+
 def folder_run(site: Path, method: str) -> str:
     (path,) = site.glob(f"runs/{method}-*")
     return path.name
@@ -113,6 +140,14 @@ def test_the_histogram_says_who_gains_who_loses_and_the_worst_tenth() -> None:
 def test_a_step_of_gain_is_never_zero_for_who_gains(mine: float, step: int) -> None:
     counts = told(mine, 0.5).gains
     assert int(counts.sum()) == 1 and int(torch.nonzero(counts)) - STEPS == step
+
+
+@pytest.mark.parametrize(("count", "worst"), [(2**59, 0.0), (-(2**59), 0.9), (7, 0.0)])
+def test_a_histogram_is_not_spread_out(count: int, worst: float) -> None:
+    """Under masks a site may add what it likes; a list of as many steps would not end."""
+    total = told(0.9, 0.5)
+    total.accuracies[0] += count
+    assert summary(total).worst_tenth == pytest.approx(worst)
 
 
 def test_only_sums_leave() -> None:

@@ -138,6 +138,8 @@ def test_label_prior(loss: str) -> None:
         assert torch.allclose(prior, engine.state["counts"] / engine.state["counts"].sum())
     start = federation("fedgen", sites, "mlp", **SMALL, loss=loss)
     assert start.method.prior(start.state["counts"]).tolist() == [0.25] * 4  # type: ignore[attr-defined]
+    lied = start.method.prior(torch.tensor([-7.0, 5.0, 0.0, 5.0]))  # type: ignore[attr-defined]
+    assert lied.tolist() == [0.0, 0.5, 0.0, 0.5]
 
 
 def test_samples_that_only_fill_up_a_batch_are_not_counted() -> None:

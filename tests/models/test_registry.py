@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedgist.core.errors import FedgistError
-from fedgist.models import available, build
+from fedgist.models import available, build, model
 from fedgist.models.registry import ARCHITECTURES
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -99,3 +99,15 @@ def test_equal_arguments_give_the_same_object_and_equal_values_are_equal():
 def test_mistakes_are_named(arguments, options, message):
     with pytest.raises(FedgistError, match=message):
         build(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", sorted({*available()} - {"tabular", "cnn1d"}))
+def test_layers_fit_together_alike_where_a_model_is_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then no number of it is made to see that; a network of terabytes is described in no time."""
+    small = build(name, (3, 32, 32), 10)
+    monkeypatch.setattr(model, "MOST_BLANK", 0)
+    assert build(name, (3, 32, 32), 10).layer_shapes == small.layer_shapes
+
+
+def test_a_model_of_terabytes_is_counted_and_not_made() -> None:
+    assert build("mlp", (1, 8, 8), 10, hidden=(10**6, 10**6)).size == 64 * 10**6 + 10**12 + 10**7 + 2 * 10**6 + 10

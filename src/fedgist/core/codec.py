@@ -26,6 +26,9 @@ from fedgist.core.work import Place
 
 T = TypeVar("T")
 
+MOST_SIDES = 64
+"""Dimensions of a tensor, as many as torch knows: to multiply more could take very long."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -187,21 +190,26 @@ class Codec:
 
     def limit(self, cls: type) -> int:
         """The most bytes that a message of this type may have."""
+        return self._largest(cls).exact
+
+    def _largest(self, cls: type) -> Size:
+        """The size of the largest message of this type, which also has the longest header."""
         largest = []
         for name, (declared, shape) in self.layout(cls).items():
             bounded = [side if isinstance(side, int) else self.bounds[side] for side in shape]
             widest = max(declared.dtypes, key=lambda dtype: dtype.itemsize)
             largest.append((name, widest, typing.cast("tuple[int, ...]", tuple(bounded))))
-        return len(_header(cls, largest)) + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in largest)
+        return _size(cls, tuple(largest))
 
     def read(self, cls: type, data: bytes, trusted: bool = False) -> Leaves:
         """The packed message in `data`, or a `WireError`; nothing larger than the declared limit is ever allocated.
 
         Values are checked unless they are `trusted`, as one's own record of a run is.
         """
-        if len(data) > self.limit(cls):
-            raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {self.limit(cls):,} were agreed")
-        self._check(cls, tuple((name, *claimed) for name, claimed in read_header(cls, data).items()))
+        most = self._largest(cls)
+        if len(data) > most.exact:
+            raise WireError(f"{tag_of(cls)}: {len(data):,} bytes, at most {most.exact:,} were agreed")
+        self._check(cls, tuple((name, *claimed) for name, claimed in read_header(cls, data, most.header).items()))
         try:
             found = load(data)
         except SafetensorError as error:
@@ -239,9 +247,12 @@ def to_bytes(cls: type, leaves: Leaves) -> bytes:
     return b"".join([_header(cls, _describe(leaves)), *body])
 
 
-def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """What the header claims, after checking that it accounts for every byte that follows."""
-    entries, body = _parse(data)
+def read_header(cls: type, data: bytes, longest: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """What the header claims, after checking that it accounts for every byte that follows.
+
+    One that is longer than `longest` is not even parsed: that could take many times its size, and very long.
+    """
+    entries, body = _parse(data, longest)
     if entries.pop("__metadata__", None) != {"fedgist": tag_of(cls)}:
         raise WireError(f"expected a message {tag_of(cls)}")
     names = {name: dtype for dtype, name in DTYPES.items()}
@@ -250,8 +261,8 @@ def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[in
     for name, entry in entries.items():
         try:
             dtype, shape, (start, stop) = names[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-            good = entry.keys() == {"dtype", "shape", "data_offsets"}
-            good = good and all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+            good = entry.keys() == {"dtype", "shape", "data_offsets"} and len(shape) <= MOST_SIDES
+            good = good and all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, start, stop))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise WireError(f"{tag_of(cls)}.{name}: malformed header") from error
         if not good or start != end or stop - start != math.prod(shape) * dtype.itemsize:
@@ -262,11 +273,13 @@ def read_header(cls: type, data: bytes) -> dict[str, tuple[torch.dtype, tuple[in
     return found
 
 
-def _parse(data: bytes) -> tuple[dict[str, Any], int]:
+def _parse(data: bytes, longest: int) -> tuple[dict[str, Any], int]:
     """The JSON header and the number of bytes behind it."""
     header_end = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or header_end > len(data):
         raise WireError("not a fedgist message: cut short")
+    if header_end > longest:
+        raise WireError(f"not a message that was agreed on: a header of {header_end:,} bytes, at most {longest:,}")
     try:
         entries = json.loads(data[8:header_end], object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:

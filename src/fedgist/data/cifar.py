@@ -4,7 +4,8 @@ The python archives are pickles, and a pickle may name any function for its read
 a batch may contain is numbers, text, lists, dicts and arrays of bytes or integers, and where a pickle asks numpy for an
 array it gets a stand-in that only keeps shape, type and bytes until they have been checked. Before anything is read,
 lengths and numbers of remembered objects are checked against the file, so that none can ask for more memory than that,
-and tuples are counted: Python crashes when it looks up a key of tuples within tuples, some hundred thousand deep.
+and tuples are counted: Python crashes when it looks up a key of tuples within tuples, some hundred thousand deep. What
+holds other objects is in one place of a batch.
 """
 
 import math
@@ -35,9 +36,14 @@ BINARY = {  # files of the train set, file of the test set, bytes before the pix
 
 
 PUT = ("PUT", "BINPUT", "LONG_BINPUT")
+GET = ("GET", "BINGET", "LONG_BINGET")
 TUPLE = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
 MOST_TUPLES = 100
 """In a batch; an array takes six."""
+HOLDERS = (pickletools.pylist, pickletools.pydict, pickletools.pytuple, pickletools.pyset, pickletools.markobject)
+SINGLE = {one.name for one in pickletools.opcodes if not one.stack_before and {*one.stack_after} - {*HOLDERS}}
+SINGLE |= {"STACK_GLOBAL", "REDUCE"}
+"""What puts a number, a text or an array down, and nothing that holds others."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -113,12 +119,19 @@ def load_batch(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_form(data: bytes, where: str) -> None:
-    """Lengths are within the data (which `genops` sees to), objects remembered in order, and tuples few."""
-    tuples = 0
+    """Lengths are within the data (which `genops` sees to), objects remembered in order, tuples few, and what holds
+    others is in one place alone: of twenty tuples, each twice in the next, a hash or a text has a million parts."""
+    tuples, remembered, last = 0, dict[int, bool](), ""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        tuples += opcode.name in TUPLE
-        if tuples > MOST_TUPLES or (opcode.name in PUT and int(argument or 0) > count):
+        name, place = opcode.name, int(argument or 0) if opcode.name in PUT + GET else len(remembered)
+        tuples += name in TUPLE
+        again = name == "DUP" or (name in GET and not remembered.get(place))
+        if tuples > MOST_TUPLES or again or (name in PUT and place > count):
             raise FedgistError(f"{where} is put together as no CIFAR batch is; it may be malicious: do not use it")
+        if name in (*PUT, "MEMOIZE"):
+            remembered[place] = last in SINGLE
+        else:
+            last = name
 
 
 class _Reader(pickle.Unpickler):
@@ -175,7 +188,7 @@ class _Array:
         if not (isinstance(self.state, tuple) and len(self.state) == 5):
             raise FedgistError(f"{where}: malformed array")
         _, shape, kind, by_columns, raw = self.state
-        good = isinstance(shape, tuple) and all(type(side) is int and side >= 0 for side in shape)
+        good = isinstance(shape, tuple) and len(shape) <= 2 and all(type(side) is int and side >= 0 for side in shape)
         if not (good and isinstance(kind, _Type) and isinstance(raw, bytes) and by_columns is False):
             raise FedgistError(f"{where}: malformed array")
         if len(raw) != math.prod(shape) * int(kind.code[1]):

@@ -19,6 +19,8 @@ import numpy as np
 from fedgist.core.errors import FedgistError
 
 IDX_PREFIXES = {"train": ("train",), "test": ("t10k", "test")}
+LARGEST_NUMBER = 2**31 - 1
+"""Of a class or a group."""
 DEFLATE_RATIO = 1032  # no gzip stream unpacks to more than this multiple of its size
 
 
@@ -153,13 +155,16 @@ def checked(
         raise FedgistError(f"{where}: there are no images in it")
     if labels.min() < 0:
         raise FedgistError(f"{where}: label {labels.min()} is negative; classes are numbered from 0")
+    if labels.max() > LARGEST_NUMBER:
+        raise FedgistError(f"{where}: label {labels.max()} is above {LARGEST_NUMBER}; classes are numbered from 0")
     if not np.isfinite(pixels).all():
         raise FedgistError(f"{where}: not all values are finite numbers; fill in or leave out what is missing")
     if pixels.dtype != np.float32 and pixels.max() > peak:
         raise FedgistError(f"{where}: a pixel has the value {pixels.max()}, above the declared peak {peak}")
     if groups is None:
         return Images(pixels, labels.astype(np.int64), peak)
-    if groups.shape != labels.shape or groups.dtype.kind not in "iu" or groups.min() < 0:
+    fits = groups.shape == labels.shape and groups.dtype.kind in "iu"
+    if not fits or groups.min() < 0 or groups.max() > LARGEST_NUMBER:
         raise FedgistError(f"{where}: groups must be {len(labels)} whole numbers from 0, one for each image")
     return Images(pixels, labels.astype(np.int64), peak, groups.astype(np.int64))
 
@@ -198,7 +203,7 @@ def read_npz(path: Path) -> Images:
         most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
         peak = float(archive["peak"]) if "peak" in keys else most
         groups = archive["groups"] if "groups" in keys else None
-        mean, std = (archive[key].tolist() if key in keys else [] for key in ("mean", "std"))
+        mean, std = (np.atleast_1d(archive[key]).tolist() if key in keys else [] for key in ("mean", "std"))
     whole = pixels.dtype.kind in "iu"
     if not (0 < peak < math.inf) or (whole and not (1 <= peak <= most and peak == int(peak))):
         raise FedgistError(f"{path}: peak must be between 1 and {most}, not {peak:g}")

@@ -309,11 +309,14 @@ class SecureSum(Layer):
         }
 
     def mend(self, reply: type, errors: Iterable[Unfit]) -> bool:
-        """Widen fields for everybody, with room for what is to come; a site cannot ask for what there is already."""
-        before = dict(self.ranges)
+        """Widen fields for everybody, with room for what is to come.
+
+        A site cannot ask for what there is already, nor for fields that there are not, each time for another.
+        """
+        before, fields = dict(self.ranges), Numbers(self.grid, reply, 0, ()).fields
         for error in errors if self.grid.bits == 64 else ():
             key = f"{tag_of(reply)}.{error.field}"
-            if before.get(key, FIRST_RANGE) < error.needed <= WIDEST_RANGE:
+            if error.field in fields and before.get(key, FIRST_RANGE) < error.needed <= WIDEST_RANGE:
                 self.ranges[key] = max(self.ranges.get(key, 0), min(error.needed + 4, WIDEST_RANGE))
         return self.ranges != before
 

@@ -195,28 +195,45 @@ def read(stem: Path, own: nn.Module | None = None) -> tuple[nn.Module, About]:
         tensors = storage.load_tensors(path)
     except (OSError, ValueError) as error:
         raise FedgistError(f"{path} cannot be read ({error}); copy the model again") from error
-    module = _blank(about, own, path).eval()
-    wanted = module.state_dict()
+    made = _own(about, own, path) if about.model == OWN or own is not None else _net(about, path, tensors)
+    if isinstance(made, nn.Module):
+        wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in made.state_dict().items()}
+    else:  # without a number: as many as its .json asks for may not be there
+        wanted = {name: (torch.Size(shape), torch.float32) for name, shape in made.shapes.items()}
     for name in [*wanted, *tensors]:
         if name not in tensors or name not in wanted:
             there = "lacks" if name not in tensors else "has"
             raise FedgistError(f"{path} is not of the model {about.model} that its .json names: it {there} {name!r}")
-        if (tensors[name].shape, tensors[name].dtype) != (wanted[name].shape, wanted[name].dtype):
-            kinds = [f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (tensors[name], wanted[name])]
+        if (found := (tensors[name].shape, tensors[name].dtype)) != wanted[name]:
+            kinds = [f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in (found, wanted[name])]
             raise FedgistError(f"{path} is not of the model {about.model}: {name!r} is {kinds[0]}, not {kinds[1]}")
-    module.load_state_dict(tensors)
-    return module, about
+    if not isinstance(made, nn.Module):
+        return models.as_module(made, {name: tensors[name] for name in wanted}), about
+    made.load_state_dict(tensors)
+    return made.eval(), about
 
 
-def _blank(about: About, own: nn.Module | None, path: Path) -> nn.Module:
-    if about.model == OWN:
-        if own is None:
-            raise FedgistError(f"{path} is of your own module {about.module}: fedgist.load(…, module=…) fills it")
-        return copy.deepcopy(own)
-    if own is not None:
+def _own(about: About, own: nn.Module | None, path: Path) -> nn.Module:
+    """A copy of a caller's module."""
+    if own is None:
+        raise FedgistError(f"{path} is of your own module {about.module}: fedgist.load(…, module=…) fills it")
+    if about.model != OWN:
         raise FedgistError(f"{path} is of the model {about.model}, which is built in: leave out module")
-    net = _linear(about, path) if about.model.startswith("gist:") else _built(about, about.model)
-    return models.as_module(net, {key: torch.zeros(shape) for key, shape in net.shapes.items()})
+    return copy.deepcopy(own)
+
+
+def _net(about: About, path: Path, tensors: Params) -> Model:
+    """The model that the description names."""
+    if not about.model.startswith("gist:"):
+        return _built(about, about.model)
+    net = _linear(about, path)
+    numbers, least = sum(tensor.numel() for tensor in tensors.values()), net.feature_size * net.classes
+    if least > numbers:  # what its features are made with is drawn before it can be compared
+        raise FedgistError(
+            f"{path} is not of the model {about.model} that its .json names: it holds {numbers:,} numbers, and such a "
+            f"model at least {least:,}"
+        )
+    return net
 
 
 def _built(about: About, spec: str) -> Model:

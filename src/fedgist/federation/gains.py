@@ -151,9 +151,13 @@ def summary(total: Gains) -> Fairness:
 
 
 def _worst_tenth(counts: list[int], values: list[float]) -> float:
-    ordered = [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
-    worst = ordered[: max(1, math.ceil(len(ordered) / 10))]
-    return sum(worst) / len(worst)
+    """Their mean; counts may be sums that a site which lies has made as large, or as small, as it likes."""
+    counts = [max(0, count) for count in counts]
+    wanted = left = max(1, math.ceil(sum(counts) / 10))
+    total = 0.0
+    for value, count in zip(values, counts, strict=True):
+        total, left = total + min(count, left) * value, left - min(count, left)
+    return total / max(1, wanted - left)
 
 
 def _numbers(one: Fairness) -> dict[str, float]:
@@ -206,15 +210,15 @@ def compare(
 # At a site
 
 
-def own_note(folder: Path, run: str, site: str) -> Note:
-    """Takes a site's gain down in its log and beside the states of the run."""
+def own_note(run: Path, site: str) -> Note:
+    """Takes a site's gain down in its log and beside the states of the run, in the run's folder there."""
 
     def note(whose: str, mine: float, alone: float, samples: int) -> None:
-        path = folder / "runs" / run / "gain.json"
+        path = run / "gain.json"
         known = read_json(path) if path.is_file() else {}
         if path.parent.is_dir():
             write_json(path, {**known, whose: {"accuracy": mine, "alone": alone, "samples": samples}})
-        log.info(f"site {site}: {said(run, whose, mine, alone, samples)}")
+        log.info(f"site {site}: {said(run.name, whose, mine, alone, samples)}")
 
     return note
 

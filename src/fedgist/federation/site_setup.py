@@ -75,7 +75,7 @@ def make_host(
         if standardises and rules.admit(data).n < rules.min_samples:
             raise Refused(f"sums of columns are over at least {rules.min_samples} samples here, and it has fewer")
         if kind is Comparison:
-            note = own_note(folder, config.run, site)
+            note = own_note(host.folder_of(config.run), site)
             return Comparison(config, task, None, lambda run: site_models.kept(host, run), note), data
         return kind(config, task), data
 

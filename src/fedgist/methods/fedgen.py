@@ -241,6 +241,9 @@ class FedGen(fg.GlobalModel[Config]):
         return {"z": z[:, :extra], "label": drawn, "on": on.float(), **echo}
 
     def prior(self, counts: Tensor) -> Tensor:
-        """p̂(y): in proportion to the counts, or (loss="code") uniform over the labels seen; before any, uniform."""
-        known = counts if self.config.loss == "paper" else (counts > 0).to(counts.dtype)
+        """p̂(y): in proportion to the counts, or (loss="code") uniform over the labels seen; before any, uniform.
+
+        Where a secure sum hides the counts of each, one that lies can make the sum of all negative.
+        """
+        known = counts.clamp_min(0) if self.config.loss == "paper" else (counts > 0).to(counts.dtype)
         return known / known.sum() if known.sum() > 0 else torch.ones_like(counts) / len(counts)

@@ -145,17 +145,26 @@ def _draw(entry: Entry, rng: Rng) -> Tensor:
     return rng.uniform(*entry.shape).mul_(2 * entry.bound).add_(entry.fill - entry.bound)
 
 
+MOST_BLANK = 2**24
+"""Numbers, of weights and of what passes between layers, that are made to see how a model fits together."""
+
+
 def activation_shapes(layers: Layers, input_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """What enters each layer and, last, what leaves the chain, found by running one blank image through it.
 
     One image on purpose: a norm over a single value (instance norm of a 1×1 map) erases its input; torch refuses it.
-    Not on torch's meta device: its first use costs seconds of imports, the image milliseconds.
+    On torch's meta device only where it would be large, for all of it may be somebody else's words: its first use costs
+    a second of imports, the image milliseconds.
     """
-    x = torch.zeros(1, *input_shape)
+    known = named_entries(layers).values()
+    widest = max((entry.shape[0] for entry in known if entry.shape), default=1)
+    numbers = sum(math.prod(entry.shape) for entry in known) + widest * math.prod(input_shape)
+    device = "cpu" if numbers <= MOST_BLANK else "meta"
+    x = torch.zeros(1, *input_shape, device=device)
     shapes: list[tuple[int, ...]] = [tuple(input_shape)]
     for name, layer in layers:
         entries = named_entries(((name, layer),))
-        w = {key: torch.zeros(entry.shape) for key, entry in entries.items()}
+        w = {key: torch.zeros(entry.shape, device=device) for key, entry in entries.items()}
         try:
             x = layer.bind(name)(w, x, None, None)
         except (RuntimeError, ValueError) as error:

@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import os
+import resource
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -195,6 +196,7 @@ def test_a_widened_line_is_about_that_method_alone() -> None:
     ("task", "why"),
     [
         ({"models": ["mlp:hidden=8000x8000"], "model": "mlp:hidden=8000x8000"}, "allows models of 50 million weights"),
+        ({"models": [(wide := "mlp:hidden=999999x999999")], "model": wide}, f"50 million weights, and {wide} has more"),
         ({"models": [f"mlp:hidden={n}" for n in range(1, 3000)]}, "allows a run 100 architectures"),
         ({"models": [f"mlp:hidden={n}" for n in range(1, 20_001)]}, "not an envelope: cut short"),
         ({"models": ["mlp:hidden=" + "x".join("1" * 999)]}, "described in at most 200 letters"),
@@ -202,10 +204,11 @@ def test_a_widened_line_is_about_that_method_alone() -> None:
     ],
 )
 def test_a_task_that_is_too_large(task: dict[str, Any], why: str, tmp_path: Path, digits: Path) -> None:
-    began = time.monotonic()
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = said(site(tmp_path, digits, Policy()), start("fedavg", {**TASK, **task}))
     assert isinstance(answer, Refusal) and why in answer.why
     assert time.monotonic() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
 
 
 def test_numbers_that_json_does_not_know(tmp_path: Path, digits: Path) -> None:

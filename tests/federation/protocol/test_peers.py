@@ -13,6 +13,7 @@ import fedgist.api as fg
 from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.ledger import Ledger
+from fedgist.core.message import WireError
 from fedgist.core.tree import leaves
 from fedgist.federation.protocol.envelope import AGAIN, Delivery, Request, Start, Step, Stepped, seal, unseal
 from fedgist.federation.protocol.letters import About, bundle, unbundle
@@ -320,6 +321,18 @@ def test_a_site_that_counts_what_cannot_be_is_missed(rows: Any, tmp_path: Path) 
     relay.hosts["1"].handle = lying  # type: ignore[method-assign]
     report = relay.engine().run_round()
     assert "it counts what cannot be" in report.missing["1"] and report.skipped is None
+
+
+def test_what_a_site_counts_is_of_the_last_exchanges_and_as_much_as_they_have(tmp_path: Path) -> None:
+    engine = Relay("dfedavg", tmp_path).engine()
+    engine._begin("round", 1)
+    counted = ["up", "0", "Local", 1, 0, 0]
+    assert len(engine._rows("1", {"rows": [[0, *counted]] * 2})) == 2
+    for rows in ([[exchange, *counted]] for exchange in (-1, -0.5, 0.0, False, 1)):
+        with pytest.raises(WireError, match="counts what cannot be"):
+            engine._rows("1", {"rows": rows})
+    with pytest.raises(WireError, match="counts more than it can have sent and got"):
+        engine._rows("1", {"rows": [[0, *counted]] * 1000})
 
 
 def test_the_coordinator_gets_scores_in_a_sum_and_nothing_else(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def method() -> Counting:
 
 
 def host(folder: Path, epsilon: float | None = None, data: ClientData = DATA, private: bool = True) -> SiteHost:
-    rules = Policy(methods=("counting",), epsilon=epsilon)
+    rare = 1 if private and epsilon is None else 10
+    rules = Policy(methods=("counting",), epsilon=epsilon, min_samples_per_class=rare)
     made = Counting(NoOptions(), replace(TASK, private=private))
     return SiteHost("a", folder, lambda start: (made, data), executor("sequential"), rules)
 
@@ -275,7 +276,7 @@ def test_rules_that_depend_on_several_records_are_not_applied_in_a_private_run(
         labels = torch.tensor([0] * common + [1] * rare, dtype=torch.int64)
         tests = torch.zeros(40 + rare, 1, 1, 1), torch.zeros(40 + rare, dtype=torch.int64)
         data = ClientData(torch.zeros(len(labels), 1, 1, 1), labels, 2, tests)
-        made = host(tmp_path / str(common), data=data, private=private)
+        made = host(tmp_path / str(common), 100.0 if private else None, data, private)
         made.handle(seal(start({"privacy": PRIVACY} if private else None)))
         answers.append(type(unseal(made.handle(asked))[0]))
     if private:
@@ -283,6 +284,21 @@ def test_rules_that_depend_on_several_records_are_not_applied_in_a_private_run(
     else:
         kept = rare if rare == 10 else 0
         assert answers == [Refusal if 0 < rare < 10 else Reply, Reply] and seen[-1] == ([20, kept], rare == 10)
+
+
+@pytest.mark.parametrize("epsilon", [4.0, 1e9])
+@pytest.mark.parametrize("rare", [0, 1, 20])
+def test_a_promise_does_not_stand_in_for_a_rule_where_no_budget_does(rare: int, epsilon: float, tmp_path: Path) -> None:
+    """At ε = 1e9 noise hides nothing, and a site that did not say what suffices would send what it leaves out else.
+
+    Whatever the data are: a refusal must not tell of them.
+    """
+    labels = torch.tensor([0] * 20 + [1] * rare, dtype=torch.int64)
+    data = ClientData(torch.zeros(len(labels), 1, 1, 1), labels, 2, None)
+    rules, made = Policy(methods=("counting",)), Counting(NoOptions(), replace(TASK, private=True))
+    site = SiteHost("a", tmp_path, lambda start: (made, data), executor("sequential"), rules)
+    told = unseal(site.handle(seal(start({"privacy": {**PRIVACY, "epsilon": epsilon, "delta": 0.5}}))))[0]
+    assert isinstance(told, Refusal) and told.refused and "fewer than 10 samples" in told.why
 
 
 class Killed(BaseException):

@@ -21,6 +21,7 @@ from fedgist.engines import executor
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.schemes import HelperSide, Simulated
 from fedgist.engines.secure_sum import SecureSum, masked
+from fedgist.experiments.inputs import build_model
 from fedgist.families.global_model import Local
 from fedgist.federation.protocol.envelope import Refusal, Request, Start, seal, unseal
 from fedgist.federation.protocol.helper_host import HelperHost
@@ -31,6 +32,7 @@ from fedgist.federation.protocol.roster import Member, Roster, make
 from fedgist.federation.protocol.secure_sums import helper_side, server_layer, site_layer
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.sim import TRIAL
+from fedgist.options import build
 from fedgist.secure.ring import Grid
 from toys import toy, toy_federation
 
@@ -68,8 +70,12 @@ class Wire:
         self.seen: list[tuple[str, Any]] = []
 
     def host(self, id: str) -> SiteHost:
-        def prepare(start: Any) -> Any:
-            return methods.find(start.method)(self.config.options, self.inputs.task), self.inputs.sites[id]
+        def prepare(start: Start) -> Any:
+            kind = methods.find(start.method)
+            task = self.inputs.task
+            named = {spec: build_model(spec, task.shape, task.classes) for spec in start.task["models"]}
+            told = replace(task, models=named, model=start.task["model"])
+            return kind(build(kind.Config, start.options), told), self.inputs.sites[id]
 
         def layer(start: Start, folder: Path) -> SiteLayer:
             return site_layer(id, start, folder, self.rules, ROSTER, PRIVATE[id])
@@ -215,6 +221,42 @@ def test_the_same_exchange_for_another_set_is_refused(tmp_path: Path) -> None:
         "it has answered round-000001-000000 already, and was asked something else then",
         "the server asked round-000001-000000 before, for another set of sites",
     }
+
+
+RESAID: dict[str, Callable[[Start], Start]] = {
+    "order": lambda start: replace(start, options=dict(reversed(start.options.items()))),
+    "text": lambda start: replace(start, options=start.options | {"lr": str(start.options["lr"])}),
+    "left out": lambda start: replace(start, options={k: v for k, v in start.options.items() if k != "momentum"}),
+    "zero": lambda start: replace(start, options=start.options | {"momentum": -0.0}),
+    "protocol": lambda start: replace(start, protocol=1),
+    "model": lambda start: replace(
+        start, model=(spec := start.model + ":norm=none"), task=start.task | {"models": [spec], "model": spec}
+    ),
+    "models": lambda start: replace(start, task=start.task | {"models": [start.model, start.model + ":norm=none"]}),
+    "more": lambda start: replace(start, task=start.task | {"more": 1}),
+    "numbers": lambda start: replace(start, task=start.task | {"classes": float(start.task["classes"])}),
+}
+
+
+@pytest.mark.parametrize("how", RESAID)
+def test_the_same_run_in_other_words_is_the_same(how: str, tmp_path: Path) -> None:
+    """Round 1 once more without site 6, of a run that is begun in other words."""
+
+    def otherwise(id: str, data: bytes) -> bytes:
+        header, payload = unseal(data)
+        if not isinstance(header, Start):
+            return data
+        said = seal(RESAID[how](header), payload)
+        assert said != data
+        return said
+
+    wire = Wire("fedavg", tmp_path)
+    assert wire.engine().run_round().skipped is None
+    wire.spoil, again = otherwise, wire.engine()
+    again.gone = {"6": "left out on purpose"}
+    report = again.run_round()
+    assert report.skipped and "0 of 7 answered" in report.skipped
+    assert wire.whys() == {"the server asked round-000001-000000 before, for another set of sites"}
 
 
 def test_a_set_that_shrinks_at_the_second_trip_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from fedgist.federation.protocol.site_host import SiteHost
 
 log = logging.getLogger("fedgist")
 
+SERVER = "server"
+"""What NVFlare calls the server in a job; no site may be called so."""
+
 
 def _end(site: str) -> None:
     """End this process, which answers for the site and nothing else; the server gives the site another.
@@ -41,7 +44,13 @@ class FlareSite(ABC):
 
     @collab.publish
     def answer(self, envelope: bytes) -> bytes:
-        """The host's answer. It is made when it is first needed: a site that cannot must not stop the whole job."""
+        """The host's answer. It is made when it is first needed: a site that cannot must not stop the whole job.
+
+        NVFlare lets every member of a job call every other, and says which it is; envelopes do not.
+        """
+        if (caller := collab.caller) != SERVER:
+            log.error(f"site {collab.site_name}: refused: {caller}, which is not the server, asked it something")
+            return seal(Refusal(True, "it answers nobody but the server", digest(envelope)))
         try:
             host = self._present_host(collab.site_name, Path(collab.workspace.get_root_dir()))
         except Exception as error:
@@ -65,11 +74,15 @@ class FlareSite(ABC):
     @collab.publish
     def rest(self) -> bytes:
         """A run is over."""
-        if self._host is not None:
-            self._host.close()
+        if collab.caller == SERVER:
+            self._close()
         return b""
 
     @collab.final
     def end(self) -> None:
         """The job is over."""
-        self.rest()
+        self._close()
+
+    def _close(self) -> None:
+        if self._host is not None:
+            self._host.close()

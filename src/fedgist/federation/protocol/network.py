@@ -45,7 +45,7 @@ def asked(start: Start) -> Network | None:
     if told is None:
         return None
     try:
-        found = Network(str(told["topology"]), dict(told["models"]), str(told["roster"]))
+        found = Network(str(told["topology"]), dict(sorted(told["models"].items())), str(told["roster"]))
         good = all(NAME.fullmatch(id) and type(model) is str for id, model in found.models.items())
         if not good or not 2 <= len(found.models) <= MOST_SITES or found.topology.startswith("file"):
             raise ValueError("its sites, or its topology")

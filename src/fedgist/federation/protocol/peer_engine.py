@@ -193,11 +193,14 @@ class PeerEngine(RemoteEngine):
         """What a site says that it asked and was answered, for the ledger; of the two last exchanges only."""
         found: list[Row] = []
         rows = told.get("rows", [])
+        if isinstance(rows, list) and len(rows) > 2 * len(self.ids):
+            raise WireError("it counts more than it can have sent and got")
         for row in rows if isinstance(rows, list) else [rows]:
             try:
                 exchange, direction, other, kind, *sizes = row
+                whole = len(sizes) == 3 and all(type(n) is int and 0 <= n < 1 << 40 for n in (exchange, *sizes))
                 known = other in self.ids and direction in ("up", "down") and 0 <= self.exchange - exchange <= 1
-                if not known or len(sizes) != 3 or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes):
+                if not whole or not known:
                     raise ValueError("no row")
             except (TypeError, ValueError) as error:
                 raise WireError("it counts what cannot be") from error

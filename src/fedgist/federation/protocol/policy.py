@@ -156,8 +156,14 @@ class Policy:
     def admit(self, data: ClientData, private: bool = False) -> ClientData:
         """The data without the classes of which there are too few samples, and without a test set that is too small.
 
-        In a private run nothing is left out: that would depend on more than one record, and noise protects all.
+        In a private run nothing is left out: that would depend on more than one record, and noise protects all. How
+        much of it suffices is for the site to say, by its budget: a run may promise an ε that promises nothing.
         """
+        if private and self.epsilon is None and self.min_samples_per_class > 1:
+            raise Refused(
+                f"its policy leaves out classes with fewer than {self.min_samples_per_class} samples, which no private "
+                "run can, and has no privacy budget that would protect them instead: set epsilon in policy.toml"
+            )
         if private:
             return replace(data, test=None, most=self.max_batch_samples)
         x, y = self._common(data.x, data.y, data.classes)

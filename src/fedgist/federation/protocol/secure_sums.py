@@ -24,7 +24,7 @@ from fedgist.secure.party import BEFORE, COVERT, Identity, Party
 from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
-KIND = 2
+KIND = 3
 """Of the protocol of secure sums: ends of two kinds do not understand each other."""
 HELPED = "helped.jsonl"
 """What a helper has opened."""
@@ -110,5 +110,6 @@ def _read(text: str) -> Mapping[str, Any]:
 
 
 def _alike(start: Start) -> str:
-    """The digest of what a run is: the same at all its sites, and for all runs that differ by their name alone."""
+    """The digest of what a run is, as a site has understood it (`plain_start`): the same at all its sites, and for all
+    runs that differ by their name alone."""
     return hashlib.sha256(seal(dataclasses.replace(start, run="any", model="any", layer=""))).hexdigest()

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedgist import storage
 from fedgist.core.codec import Codec
 from fedgist.core.message import WireError
 from fedgist.core.method import Method
+from fedgist.core.task import Model
 from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import PlainSite, SiteLayer, Unfit
@@ -27,6 +29,7 @@ from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
+    NAME,
     PROTOCOL,
     Delivery,
     Header,
@@ -46,7 +49,10 @@ from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.peer_site import PeerRun
 from fedgist.federation.protocol.policy import Policy, Refused, leaves
+from fedgist.federation.protocol.remote_engine import describe
 from fedgist.federation.protocol.site_run import SiteRun
+from fedgist.models.own_code import ELSEWHERE
+from fedgist.options import options
 from fedgist.secure.graph import Refused as NoSum
 from fedgist.words import plain
 
@@ -116,7 +122,7 @@ class SiteHost:
         """Says that a run is over, and where what it left lies."""
         if self._run is not None:
             run, kept = self._run.start.run, self._run.heard.is_file()
-            how = f"; `fedgist site export` writes its model, from {self._folder(run)}" if kept else ""
+            how = f"; `fedgist site export` writes its model, from {self.folder_of(run)}" if kept else ""
             log.info(f"site {self.id}: {run} has ended{how}")
             self._run = self._peers = None
 
@@ -226,10 +232,10 @@ class SiteHost:
         self.policy.check_run(method)
         if network := networks.asked(start):
             networks.check(network, self.id, start, method, self.policy)
-        for draft in self._folder(start.run).glob(".*"):  # of a process that was killed
+        for draft in self.folder_of(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
         run = self._prepared(start, method, self.policy.admit(data, method.task.private))
-        storage.write(self._folder(start.run) / "start.envelope", seal(start))
+        storage.write(self.folder_of(start.run) / "start.envelope", seal(start))
         self._forget_old_runs(start.run)
         self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
@@ -255,22 +261,26 @@ class SiteHost:
     def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
         place = self.executor.place
         here = data.to(place.device, place.dtype)
-        folder = self._folder(start.run)
+        folder = self.folder_of(start.run)
         promise = private_sums.check(start, self.policy)
-        inner = self.layer(private_sums.without(start), self.folder)
+        said = plain_start(start, method) if start.layer else start
+        inner = self.layer(private_sums.without(said), self.folder)
         codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
         layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
         return SiteRun(self.id, start, method, here, self.executor, folder, layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
-        path = self._folder(run) / "start.envelope"
+        path = self.folder_of(run) / "start.envelope"
         start = unseal(path.read_bytes())[0] if path.is_file() else None
         if not isinstance(start, Start):
             raise WireError(f"the run {run} was never started here")
         return start
 
-    def _folder(self, run: str) -> Path:
+    def folder_of(self, run: str) -> Path:
+        """Where a run's files lie; its name may come from elsewhere, also in an option."""
+        if not NAME.fullmatch(run):
+            raise WireError(f"no run can be called {run[:100]!r}")
         return self.folder / "runs" / run
 
     def _refusal(self, error: Exception, data: bytes) -> Refusal | Unfitting:
@@ -285,6 +295,32 @@ class SiteHost:
         if not refused and not isinstance(error, (WireError, SiteFailure)):
             return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more", digest(data))
         return Refusal(refused, plain(str(error)), digest(data))
+
+
+def plain_start(start: Start, method: Method) -> Start:
+    """The start of a run in one way of saying it, of the many in which a server could: as it was understood here.
+
+    Options that are as they are without saying so are left out, so that one which came later changes nothing.
+    """
+    known, network = options(method.config), networks.asked(start)
+    said = {name: getattr(method.config, name) for name in known}
+    chosen = {name: _unsigned(value) for name, value in said.items() if value != known[name].default}
+    task = {name: _unsigned(value) for name, value in describe(method.task).items()}
+    task |= {"models": sorted({_form(*one) for one in method.task.models.items()}), "model": ""}
+    task |= network.describe() if network else {}
+    return replace(start, options=chosen, task=task, protocol=PROTOCOL)
+
+
+def _form(spec: str, model: Model) -> str:
+    """What a model is, however its options are written; of one that is code, what all have been told."""
+    return spec if spec.partition(":")[0] == ELSEWHERE else f"{model.name} {sorted(model.shapes.items())}"
+
+
+def _unsigned(value: Any) -> Any:
+    """Zero has no sign that means anything."""
+    if isinstance(value, (tuple, list)):
+        return [_unsigned(part) for part in value]
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _about(header: Header) -> dict[str, Any]:
