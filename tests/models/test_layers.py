@@ -166,9 +166,20 @@ def test_max_pooling_is_torchs_to_the_bit(shape, size):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_average_pooling_is_torchs_to_the_bit(shape, size, dtype):
-    """Without gradients, where it adds by squares, and with them."""
-    step, x = AvgPool(size).bind("p"), RNG("pool").normal(*shape).to(dtype)
-    expected = torch.nn.functional.avg_pool2d(x, size)
-    assert torch.equal(step({}, x, None, None), expected)
-    with torch.no_grad():
-        assert torch.equal(step({}, x, None, None), expected)
+    """With its gradient, and where none is asked for."""
+    step, found = AvgPool(size).bind("p"), []
+    for pool in (lambda x: step({}, x, None, None), lambda x: torch.nn.functional.avg_pool2d(x, size)):
+        x = RNG("pool").normal(*shape).to(dtype).requires_grad_()
+        out = pool(x)
+        (down,) = torch.autograd.grad(out, x, RNG("up").normal(*out.shape).to(dtype))
+        with torch.no_grad():
+            found.append([out, down, pool(x)])
+    for ours, torchs in zip(*found, strict=True):
+        assert torch.equal(ours, torchs)
+
+
+def test_average_pooling_has_two_derivatives():
+    step, x = AvgPool().bind("p"), RNG("pool").normal(2, 3, 4, 6).double().requires_grad_()
+    with torch.random.fork_rng():
+        assert torch.autograd.gradcheck(lambda x: step({}, x, None, None), x)
+        assert torch.autograd.gradgradcheck(lambda x: step({}, x, None, None).square(), x)

@@ -302,21 +302,42 @@ class MaxPool1d(Layer):
         return lambda w, x, buffers, tap: torch.max_pool1d(x, 2)
 
 
-def is_only_computed(x: Tensor) -> bool:
-    """Whether nobody differentiates, stacks or traces what a CPU makes of `x`: other ways to the same bits will do."""
-    watched = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-    return x.is_cpu and not watched and not torch.jit.is_tracing() and not torch.compiler.is_compiling()
+def is_eager(x: Tensor) -> bool:
+    """Whether a CPU works on `x` here and now, and nobody stacks or traces it: another way to the same bits will do."""
+    traced = torch.jit.is_tracing() or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return x.is_cpu and not traced
 
 
-def average_pool(x: Tensor, size: int) -> Tensor:
-    """F.avg_pool2d. On a CPU torch adds value by value; all squares together, which autograd would pay for, have the
-    same bits a few times sooner.
-    """
-    if size == 1 or x.dtype.itemsize < 4 or not is_only_computed(x):
-        return pooling.average_pool(x, size)
+class Averages(Function):
+    """The averages of squares that tile an image."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return _averages(x, size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """A square's gradient goes to all its pixels alike."""
+        share = (grads[0] / ctx.size**2)[:, :, :, None, :, None]
+        return share.expand(-1, -1, -1, ctx.size, -1, ctx.size).flatten(4).flatten(2, 3), None
+
+
+def _averages(x: Tensor, size: int) -> Tensor:
+    """In torch's order of summing, so that rounding is the same."""
     height, width = (side // size * size for side in x.shape[2:])
     first, *others = (x[..., i:height:size, j:width:size] for i in range(size) for j in range(size))
     return sum(others, first).div_(size**2)
+
+
+def average_pool(x: Tensor, size: int) -> Tensor:
+    """F.avg_pool2d. On a CPU torch adds square by square; all squares at once have the same bits a few times sooner."""
+    if size == 1 or x.dtype.itemsize < 4 or not is_eager(x):
+        return pooling.average_pool(x, size)
+    if not torch.is_grad_enabled():
+        return _averages(x, size)
+    tiled = x.shape[2] % size == 0 and x.shape[3] % size == 0
+    return Averages.apply(x, size) if tiled else F.avg_pool2d(x, size)
 
 
 @dataclass(frozen=True)

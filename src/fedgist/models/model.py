@@ -17,7 +17,7 @@ from fedgist.core.message import Params
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Output, Tap
 from fedgist.models.gpu.blocks import bind_blocks
-from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, is_only_computed, named_entries
+from fedgist.models.layers import Entry, Layers, Linear, Step, bind_all, is_eager, named_entries
 
 MOST_SIDES, MOST_INPUTS = 8, 2**26
 """Dimensions of an input, and numbers in it; or in a layer, of which the product of two is far from int64's end."""
@@ -121,11 +121,11 @@ class LayeredModel(Model):
         return self._hash
 
     def _is_better_in_pieces(self, x: Tensor) -> bool:
-        """Whether what convolutions make of these images leaves a CPU's caches before the next layer reads it.
-
-        Vectors stay together: a product of fewer rows may round otherwise.
+        """Whether what convolutions make of these images leaves a CPU's caches before the next layer reads it, and no
+        gradient needs it again. Vectors stay together: a product of fewer rows may round otherwise.
         """
-        return len(x) > 2 * self._at_once and self._on_images > 1 and is_only_computed(x)
+        many = len(x) > 2 * self._at_once and self._on_images > 1
+        return many and not torch.is_grad_enabled() and is_eager(x)
 
     def _position(self, layer: str) -> int:
         if layer not in self._positions:
