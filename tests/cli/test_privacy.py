@@ -36,23 +36,13 @@ def test_a_sampled_plan_is_written(tmp_path: Path) -> None:
     assert planned["epsilon"] <= 4 and "record" in planned["neighbours"]
 
 
+PRIVATE = ["run", "gist", "--dataset", "digits", "--clients", "3", "--epsilon", "8", "--device", "cpu"]
+
+
 def test_a_private_run_says_what_holds(tmp_path: Path) -> None:
     """On the progress line, in the metrics, the result and the books: ε with all that belongs to it."""
     small = ["grid=1", "scales=1", "orientations=2", "clip=0.3", "dp_noise=sum"]
-    words = [
-        "run",
-        "gist",
-        "--dataset",
-        "digits",
-        "--clients",
-        "3",
-        "--rounds",
-        "2",
-        "--epsilon",
-        "8",
-        "--device",
-        "cpu",
-    ]
+    words = [*PRIVATE, "--rounds", "2"]
     done = CliRunner().invoke(
         app, [*words, "--engine", "sequential", "--out", str(tmp_path / "r"), *(w for s in small for w in ("--set", s))]
     )
@@ -72,20 +62,7 @@ def test_scores_on_held_out_samples_are_said_not_to_be_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are of clients' records, without noise: how the model does on them is in the metrics."""
-    words = [
-        "run",
-        "gist",
-        "--dataset",
-        "digits",
-        "--clients",
-        "3",
-        "--rounds",
-        "1",
-        "--epsilon",
-        "8",
-        "--device",
-        "cpu",
-    ]
+    words = [*PRIVATE, "--rounds", "1"]
     small = [word for one in ("grid=1", "scales=1", "orientations=2") for word in ("--set", one)]
     for share, apart in (("0", False), ("0.2", True)):
         out = tmp_path / share
