@@ -92,6 +92,16 @@ def test_what_two_machines_made_is_put_together():
     assert "--add wants a folder with results of toy/table" in call("toy/table", "--add", "nowhere", code=2).stderr
 
 
+def test_one_machine_makes_the_seeds_that_another_left():
+    there = ("--only", "avg, a=1", "--jobs", "1", "--device", "cpu")
+    call("toy/table", *there, "--seeds", "1")
+    call("toy/table", *there, "--seeds", "1,", "--out", "there")
+    made = json.loads(Path("there/results/toy-table.json").read_text())["cells"]["avg, a=1"]
+    assert made["numbers"].keys() == {"1"}
+    said = json.loads(call("toy/table", "--add", "there/results", "--json").stdout)
+    assert said["cells"]["avg, a=1"]["seeds"] == ["0", "1"]
+
+
 def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
     runs = {cell.run: 50.0 for cell in presets.available()["toy/table"].cells}
     (tmp_path / "table.json").write_text(json.dumps({"machine": "M", "calibration": 2.0, "seconds": runs}))
@@ -158,6 +168,7 @@ def test_what_data_is_missing_for_which_preset(tmp_path, monkeypatch):
         (["toy/table", "--only", "b"], "no cell of toy/table has 'b' in its name"),
         (["toy/table", "--scale", "tiny"], "unknown scale 'tiny'"),
         (["toy/table", "--seeds", "0"], "--seeds must be a whole number from 1, not '0'"),
+        (["toy/table", "--seeds", "1,x"], "--seeds must be a number of seeds, or a list of them as in 1,2"),
     ],
 )
 def test_mistakes(arguments, line):

@@ -45,7 +45,10 @@ def reproduce(
     scale: Annotated[
         str, flag("scale", "full, or small: a version for a laptop, which says what it reduces.", "NAME")
     ] = "full",
-    seeds: Annotated[str | None, flag("seeds", "Seeds 0 to N - 1, instead of the preset's number.", "N")] = None,
+    seeds: Annotated[
+        str | None,
+        flag("seeds", "Seeds 0 to N - 1, or those of a list as in 1,2; without it the preset's number.", "N"),
+    ] = None,
     jobs: Annotated[str | None, flag("jobs", "Runs at a time; a core each without it, one on a GPU.", "N")] = None,
     together: Annotated[
         str | None, flag("together", "Seeds driven together in a job, which a GPU stacks; all of them there.", "N")
@@ -65,7 +68,7 @@ def reproduce(
 
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
-        count = _number("seeds", seeds)
+        listed = None if seeds is None else _seeds(seeds)
         keep = results or out / "results"
         known = [keep, PUBLISHED]
         if page is not None:
@@ -92,21 +95,22 @@ def reproduce(
         how = _how(engine, device, data_dir)
         gpu = str(how["device"]).startswith("cuda")
         at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
-        seeds_a_job = _number("together", together) or (count or chosen.seeds if gpu else 1)
+        wanted = range(chosen.seeds) if listed is None else listed
+        seeds_a_job = _number("together", together) or (len(wanted) if gpu else 1)
         with reproduction.alone(out):
             there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
-            todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
+            todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
             note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
 
             def save() -> None:
-                if found := reproduction.collect(chosen, count, out, about):
+                if found := reproduction.collect(chosen, wanted, out, about):
                     reproduction.save(whole, found, keep)
 
             wrong: list[str] = []
             while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
                 reproduction.carry_over(todo, out)
                 wrong = _run(todo, at_once, finished, save, as_json or quiet)
-                todo, finished = reproduction.jobs(chosen, count, out, there, how, seeds_a_job)
+                todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
         save()
         found = reproduction.load(chosen, [keep])
         _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
@@ -129,6 +133,18 @@ def _number(name: str, text: str | None) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise FedgistError(f"--{name} must be a whole number from 1, not {text!r}")
     return int(text)
+
+
+def _seeds(text: str) -> Sequence[int]:
+    """How many, or which: one command may leave some to another machine."""
+    if "," not in text:
+        return range(_number("seeds", text) or 0)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise FedgistError(
+            f"--seeds must be a number of seeds, or a list of them as in 1,2 (2, for one), not {text!r}"
+        )
+    return sorted({int(word) for word in words})
 
 
 def _command() -> str:

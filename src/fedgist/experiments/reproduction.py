@@ -127,10 +127,6 @@ def choose(preset: Preset, only: str) -> Preset:
     return dataclasses.replace(preset, cells=tuple(cell for cell in preset.cells if cell.name in needed))
 
 
-def seeds_of(preset: Preset, count: int | None) -> range:
-    return range(count or preset.seeds)
-
-
 def folder_of(cell: Cell, seed: int, out: Path) -> RunFolder:
     return RunFolder(out / cell.run / f"seed-{seed}")
 
@@ -148,7 +144,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def jobs(
-    preset: Preset, count: int | None, out: Path, known: Results, how: Mapping[str, Any], together: int
+    preset: Preset, seeds: Sequence[int], out: Path, known: Results, how: Mapping[str, Any], together: int
 ) -> tuple[list[Job], int]:
     """The runs that are still to be made, up to `together` seeds in a job; and how many are finished already.
 
@@ -160,7 +156,7 @@ def jobs(
     asked, missing = set(), set()
     for cell in preset.cells:
         there = known[cell.name].numbers if cell.name in known else {}
-        for seed in seeds_of(preset, count):
+        for seed in seeds:
             asked.add((cell.run, seed))
             if str(seed) in there:
                 continue
@@ -171,9 +167,9 @@ def jobs(
                     now = needed if folder_of(before, seed, out).finished else before
                     todo.setdefault(now.run, (now, set()))[1].add(seed)
     made = []
-    for cell, seeds in todo.values():
-        for first in range(0, len(seeds), together):
-            some = sorted(seeds)[first : first + together]
+    for cell, lacking in todo.values():
+        for first in range(0, len(lacking), together):
+            some = sorted(lacking)[first : first + together]
             made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
     return made, len(asked - missing)
 
@@ -199,7 +195,7 @@ def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:
     return dataclasses.replace(cell.config, **changes)
 
 
-def collect(preset: Preset, count: int | None, out: Path, about: Mapping[str, Any]) -> Results:
+def collect(preset: Preset, seeds: Sequence[int], out: Path, about: Mapping[str, Any]) -> Results:
     """What the finished runs of a preset gave."""
     by_name = {cell.name: cell for cell in preset.cells}
     found: Results = {}
@@ -207,7 +203,7 @@ def collect(preset: Preset, count: int | None, out: Path, about: Mapping[str, An
         numbers: dict[str, list[float]] = {}
         curves: dict[str, str] = {}
         results, machine = [], None
-        for seed in seeds_of(preset, count):
+        for seed in seeds:
             folder = folder_of(cell, seed, out)
             rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
             if not folder.finished or (rival is not None and not rival.finished):
