@@ -141,9 +141,7 @@ def _seeds(text: str) -> Sequence[int]:
         return range(_number("seeds", text) or 0)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
-        raise FedgistError(
-            f"--seeds must be a number of seeds, or a list of them as in 1,2 (2, for one), not {text!r}"
-        )
+        raise FedgistError(f"--seeds must be a number of seeds, or a list of them as in 1,2 (2, for one), not {text!r}")
     return sorted({int(word) for word in words})
 
 
