@@ -1,13 +1,17 @@
 """`fedgist.run` with a caller's own model and data."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 
 import fedgist
-from fedgist import storage
+from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
+from fedgist.experiments.config import RunConfig, method_options
+from fedgist.options import options
 
 SHAPE = (1, 6, 6)
 
@@ -242,3 +246,13 @@ def test_features_of_a_module_that_was_trained_elsewhere():
     wanted = torch.linalg.solve(z.T @ z + 0.1 * torch.eye(16).double(), z.T @ (y - 1 / 3))
     assert torch.allclose(result.state["weight"].double(), wanted, atol=1e-5)
     assert result.accuracy > 0.95
+
+
+def test_every_option_can_be_given_from_python():
+    """An option with the name of a parameter of `fedgist.run` would never reach its method."""
+    taken = {p.name for p in inspect.signature(fedgist.run).parameters.values() if p.kind is not p.VAR_KEYWORD}
+    assert taken & options(RunConfig).keys() == {"method", "model"}  # which are what the options of these names say
+    for name in methods.available():
+        assert not taken & method_options(name).keys(), name
+    result = fedgist.run("repshare", net(), CLIENTS, TEST, rounds=1, steps=1, released=(0, 2))
+    assert result.bytes_up

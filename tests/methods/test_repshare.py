@@ -232,7 +232,7 @@ def test_paper_bytes_are_exact(tmp_path: Path, settings: dict[str, Any], up: int
 
 
 def test_clients_choose_what_they_release() -> None:
-    engine = play(build(choices="0:classes=3+4,1:share=0,2:share=0.5", m_up=1), 2)
+    engine = play(build(choices="0:released=3+4,1:share=0,2:share=0.5", m_up=1), 2)
     buffers = engine.state["buffers"]
     assert torch.nonzero(buffers["0"]["observed"]).flatten().tolist() == [3, 4]
     assert not buffers["1"]["observations"].any()
@@ -297,7 +297,7 @@ def test_who_listens_to_all_by_name_still_does_not_hear_itself() -> None:
     ("1:peers=2+9", "unknown client '9'"),
     ("1:share=2", "share must be at most 1, not 2"),
     ("1:shares=1", "did you mean 'share'"),
-    ("1:classes=12", "the last one is 9"),
+    ("1:released=12", "the last one is 9"),
     ("1", "client:key=value"),
     ("1:share=0.5,2:share=1,1:lambda_kd=0", "choices has client 1 twice"),
 ])  # fmt: skip

@@ -116,8 +116,8 @@ class RepresentationSharing(fg.OwnModel[Config]):
             )
         self.choices = OwnChoices(Choices, config, config.choices)
         for choices in self.choices.all():
-            if (last := max(choices.classes, default=0)) >= task.classes:
-                raise fg.FedgistError(f"classes: {last} is no class, the last one is {task.classes - 1}")
+            if (last := max(choices.released, default=0)) >= task.classes:
+                raise fg.FedgistError(f"released: {last} is no class, the last one is {task.classes - 1}")
 
     def bounds(self, model: str) -> fg.Bounds:
         sizes = {"up": self.config.m_up, "down": self.config.m_down, "global": 1}
@@ -223,7 +223,7 @@ class RepresentationSharing(fg.OwnModel[Config]):
         """Sums over all samples that may be released, and M_up means of at most n_avg of them, for each class."""
         y, mine = site.data.y.cpu(), self.choices.of(site.id)
         counts = (mine.share * y.bincount(minlength=self.task.classes)).ceil()
-        counts *= torch.tensor([not mine.classes or c in mine.classes for c in range(self.task.classes)])
+        counts *= torch.tensor([not mine.released or c in mine.released for c in range(self.task.classes)])
         # Which samples may be used is a lasting choice; which of them an observation averages is drawn every round.
         released = chosen(y, fg.Rng(site.rng.root)("client", site.id, "released").uniform(len(y)), counts)
         keys = site.rng("observations").uniform(self.config.m_up, len(y)) + 2 * ~released
