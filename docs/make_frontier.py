@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 PICTURE, RESULTS = HERE / "images" / "frontier.svg", HERE / "results"
 PANELS = ("CIFAR-10, Dirichlet 0.5", "CIFAR-10, Dirichlet 0.1", "CIFAR-10, Dirichlet 0.01")
 COLOURS = {"sums only": "#2e7d4f", "something of each client": "#c25a1c"}
-WIDTH, HEIGHT, PLOT, LEFT, TOP, BOTTOM = 960, 380, 270, 56, 44, 320
+WIDTH, HEIGHT, PLOT, LEFT, TOP, BOTTOM = 960, 460, 270, 56, 44, 400
 LEAST, MOST = 1e6, 1e9
 """Bytes at the ends of the axis."""
-LOW, HIGH = 30, 80
+LOW, HIGH = 20, 80
 """Accuracies at the ends of the other."""
 LETTER = 6.4
 """The width of one, more or less."""
@@ -96,6 +96,8 @@ def draw_panel(left: float, column: str, first: bool) -> list[str]:
         colour, words = COLOURS[point.sees], f"{point.name} {point.accuracy:.1f}"
         box = free_place(x, y, LETTER * len(words), left, taken)
         taken.append(box)
+        near = min(max(x, box[0]), box[2]), min(max(y, box[1] + 3), box[3] - 3)
+        lines.append(f'<path d="M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}" stroke="{colour}" stroke-width="0.6"/>')
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
         lines.append(f'<text x="{box[0]:.1f}" y="{box[3] - 3:.1f}" fill="{colour}">{words}</text>')
     return lines
@@ -104,9 +106,9 @@ def draw_panel(left: float, column: str, first: bool) -> list[str]:
 def free_place(x: float, y: float, width: float, left: float, taken: list[Box]) -> Box:
     """Where words about a dot are on no other dot and no other words: beside it, else above or below, ever farther."""
     middle = min(max(x - width / 2, left), left + PLOT - width)
-    beside = [(x + 8, y - 7), (x - 8 - width, y - 7)]
-    places = [place for place in beside if left <= place[0] <= left + PLOT - width]
-    places += [(middle, y + shift) for far in range(8, 80, 4) for shift in (-far - 13, far)]
+    sides = [side for side in (x + 8, x - 8 - width) if left <= side <= left + PLOT - width]
+    places = [(side, y - 7) for side in sides]
+    places += [(at, y + shift) for far in range(2, 80, 3) for shift in (-far - 13, far) for at in (*sides, middle)]
     boxes = [(px, py, px + width, py + 14) for px, py in places]
     return next((box for box in boxes if not any(overlap(box, other) for other in taken)), boxes[0])
 
