@@ -235,6 +235,27 @@ def test_within_and_claims() -> None:
     assert results["a, x"].std == pytest.approx(8**0.5)
 
 
+def test_a_tolerance_is_the_papers_own_where_that_is_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio of bytes has a tenth of the paper's; what the paper does not print has none."""
+    text = """
+        paper = "P"
+        [t]
+        title = "a toy"
+        tolerance = 2.0
+        [[t.part]]
+        rows = { a = { method = "fedavg" }, b = { method = "fedprox" } }
+        columns = { x = {}, y = {}, z = { take = "efficiency", against = "b, x" } }
+        values.a = [80.0, "80.0±3.5", 4.0]
+    """
+    preset = toy(tmp_path, text, monkeypatch)["toy/t"]
+    assert {c.name: c.tolerance for c in preset.cells} == {
+        "a, x": 2.0, "a, y": 3.5, "a, z": 0.4, "b, x": None, "b, y": None, "b, z": None,
+    }  # fmt: skip
+    cells = {c.name: c for c in preset.cells}
+    assert reproduction.within(cells["a, y"], found(83.0, 83.9)) and not reproduction.within(cells["a, x"], found(82.1))
+    assert reproduction.within(cells["b, x"], found(1.0)) is None
+
+
 def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: Path) -> None:
     cells = (cell("a", "x"), cell("b", "x"))
     preset = presets.Preset("p/t", "t", "p", 1, cells, (), "")
@@ -335,6 +356,12 @@ def test_the_first_page_has_the_headlines(tmp_path: Path, monkeypatch: pytest.Mo
     page = reproduction_page.page(tmp_path).splitlines()
     assert "| P | A beats B ([toy/t](#toyt)) | holds, +1.0 ± 0.1 | 3 | 3 B against 3 B | Clearly. |" in page
     assert "| a > b | x | holds | +1.0 ± 0.1 | 3 |" in page
+    later = next(c for c in preset.cells if c.name == "b, y")
+    bigger = dataclasses.replace(found(4.5, run=later.run), bytes_up=5.0)
+    reproduction.save(preset, {later.name: bigger}, tmp_path)
+    said = "holds in 1, not seen in 1, -1.5 to +1.0 | 1 to 3 | 3 B against 3 B to 7 B"
+    (line,) = (line for line in reproduction_page.page(tmp_path).splitlines() if "A beats B" in line)
+    assert said in line  # two columns: from the least to the most
     assert "Not run (1): b, y." in page
 
 
