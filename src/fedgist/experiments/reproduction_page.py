@@ -56,14 +56,14 @@ Nothing is corrected for how many claims are looked at: of forty behind which th
 
 A preset *holds* where all its claims do and every cell that ran is within its tolerance; it is *seen once* where some
 claims lack seeds, and *holds partly* where some do and some do not. Where none does it has the worst of their words,
-and *does not hold* if a cell is out of its tolerance. *run*: there is nothing of the paper's to compare with. The
-tolerance of a cell is what its preset states (1 point for FedDM and 2 for the others, about what seeds of ours differ
-by; a tenth of a ratio of bytes), or the paper's own ± where that is larger. Behind ± in *ours* is the standard
-deviation over seeds, for *five best rounds* over seeds and rounds, as FedGen's code has it. Cells that did not run are
-named, and count for nothing. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of the cells
-that have not run; to be divided by the cores at work. A GPU takes a small part of that. Below a table is every command
-that made some of it, with the commit where it is found as it was then (`python benchmarks/…`: scripts that the presets
-have replaced); a plus, there and behind a number of seeds, marks a checkout with changes of its own.
+and *does not hold* if a cell is out of its tolerance. *run*: nothing of the paper's is judged. The tolerance of a cell
+is what its preset states (1 point for FedDM and 2 for the others, about what seeds of ours differ by; a tenth of a
+ratio of bytes), or the paper's own ± where that is larger. Behind ± in *ours* is the standard deviation over seeds, for
+*five best rounds* over seeds and rounds, as FedGen's code has it. Cells that did not run are named, and count for
+nothing. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of the cells that have not run; to
+be divided by the cores at work. A GPU takes a small part of that. Below a table is every command that made some of it,
+with the commit where it is found as it was then (`python benchmarks/…`: scripts that the presets have replaced); a
+plus, there and behind a number of seeds, marks a checkout with changes of its own.
 """
 
 
