@@ -3,6 +3,8 @@
 import statistics
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from fedgist.core.errors import FedgistError
@@ -58,6 +60,38 @@ def test_a_claim_is_looked_at_seed_by_seed_where_both_sides_ran() -> None:
     assert other.word == "does not hold"
 
 
+@settings(max_examples=200)
+@given(
+    count=st.integers(3, 15),
+    data=st.data(),
+    shift=st.floats(-20, 20),
+)
+def test_the_word_is_that_of_a_paired_t_test(count: int, data: st.DataObject, shift: float) -> None:
+    """scipy has the oracle: p below 0.05, and the side that the mean is on. What all seeds share cancels."""
+    draw = st.lists(st.floats(-10, 10).map(lambda x: round(x, 2)), min_size=count, max_size=count)
+    left, right = data.draw(draw), data.draw(draw)
+    differences = [a + shift - b for a, b in zip(left, right, strict=True)]
+    assume(statistics.stdev(differences) > 1e-3)
+    p = float(stats.ttest_rel([a + shift for a in left], right).pvalue)
+    assume(abs(p - 0.05) > 1e-3)  # the table of Student's points has three digits
+    cells = {("a", "x"): numbers(*(a + shift for a in left)), ("b", "x"): numbers(*right)}
+    (found,) = outcomes(Claim("a", ">", "b"), cells, ["x"])
+    wanted = "within noise" if p > 0.05 else "holds" if statistics.fmean(differences) > 0 else "does not hold"
+    assert found.word == wanted
+    (turned,) = outcomes(Claim("b", "<", "a"), cells, ["x"])
+    assert turned.word == wanted
+    few = {key: {seed: of[seed] for seed in ("0", "1")} for key, of in cells.items()}
+    (seen,) = outcomes(Claim("a", ">", "b"), few, ["x"])
+    assert seen.word in ("seen once", "not seen")  # two seeds never hold, however far apart
+
+
+def test_three_seeds_of_which_two_are_common_do_not_hold() -> None:
+    """Unpaired there would be three on either side."""
+    cells = {("a", "x"): {"0": 10.0, "1": 10.1, "2": 10.2}, ("b", "x"): {"1": 1.0, "2": 1.1, "3": 1.2}}
+    (found,) = outcomes(Claim("a", ">", "b"), cells, ["x"])
+    assert len(found.differences) == 2 and found.word == "seen once"
+
+
 def test_columns_may_be_named_or_left_out() -> None:
     cells = {(row, column): numbers(value) for row, value in (("a", 2.0), ("b", 1.0)) for column in ("K=1", "K=2")}
     assert [o.column for o in outcomes(Claim("a", ">", "b", but=("K=1",)), cells, ["K=1", "K=2"])] == ["K=2"]
@@ -90,17 +124,22 @@ def test_words_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("told", "said"),
     [
         ("a", "a claim is written ROW > ROW, not 'a'"),
         ("a > c", "the claim 'a > c' speaks of rows that there are not"),
         ({"that": "a > b", "but": ["w"]}, "the claim 'a > b' speaks of columns that there are not"),
+        ({"that": "a > b", "only": ["w"]}, "the claim 'a > b' speaks of columns that there are not"),
+        ({"that": "a > b", "grows": ["x", "w"]}, "the claim 'a > b' speaks of columns that there are not"),
+        ({"that": "a > b", "grows": ["x"]}, "the claim 'a > b' grows from one column to another, and says no other"),
+        ({"that": "a > b", "grows": ["x", "x"]}, "the claim 'a > b' grows from one column to another"),
+        ({"that": "a > b", "grows": ["x", "y"], "but": ["x"]}, "the claim 'a > b' grows from one column to another"),
         ({"that": "a > b", "butt": ["x"]}, "unknown key of a claim of preset p/t 'butt'; did you mean 'but'"),
     ],
 )
-def test_mistakes_are_one_sentence(given: object, said: str) -> None:
+def test_mistakes_are_one_sentence(told: object, said: str) -> None:
     with pytest.raises(FedgistError) as wrong:
-        read("p/t", given, {"a", "b"}, {"x"})  # type: ignore[arg-type]
+        read("p/t", told, {"a", "b"}, {"x", "y"})  # type: ignore[arg-type]
     assert said in str(wrong.value)
 
 
@@ -109,3 +148,10 @@ def test_a_claim_with_all_that_it_may_say() -> None:
     assert read("p/t", told, {"a"}, {"x"}) == Claim("a", "<", "3.5", only=("x",), headline="H", note="N")
     assert read("p/t", "a > b, c", {"a", "b, c"}, {"x"}).right == "b, c"
     assert claims.ENOUGH == 3
+
+
+def test_a_claim_says_where_it_is_looked_at() -> None:
+    """Two claims of the same rows would otherwise read alike."""
+    assert Claim("a", ">", "b").where == ""
+    assert Claim("a", ">", "b", only=("x", "y")).where == " in x, y"
+    assert Claim("a", ">", "b", but=("x",)).where == " but in x"

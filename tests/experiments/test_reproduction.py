@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -224,9 +225,35 @@ def test_within_and_claims() -> None:
     assert (
         reproduction.judge(preset, {"a, y": found(1.0, 2.0, 9.0), "b, y": found(0.9, 2.1, 3.0)}).word == "within noise"
     )
-    assert reproduction.judge(preset, {"a, y": found(1.0), "b, y": found(2.0)}).word == "does not hold"
+    once = {"a, y": found(1.0), "b, y": found(2.0)}
+    assert reproduction.judge(preset, once).word == "not seen"  # one seed refutes no more than it proves
+    thrice = {"a, y": found(1.0, 2.0, 3.0), "b, y": found(2.0, 3.1, 4.0)}
+    assert reproduction.judge(preset, thrice).word == "does not hold"
+    out = {"a, x": found(85.0), "b, x": found(90.0)}  # both cells are out of their tolerance
+    assert reproduction.judge(preset, out).word == "does not hold"
     assert reproduction.judge(preset, {"b, z": found(1.0)}).word == "run"
     assert results["a, x"].std == pytest.approx(8**0.5)
+
+
+def test_a_tolerance_is_the_papers_own_where_that_is_larger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ratio of bytes has a tenth of the paper's; what the paper does not print has none."""
+    text = """
+        paper = "P"
+        [t]
+        title = "a toy"
+        tolerance = 2.0
+        [[t.part]]
+        rows = { a = { method = "fedavg" }, b = { method = "fedprox" } }
+        columns = { x = {}, y = {}, z = { take = "efficiency", against = "b, x" } }
+        values.a = [80.0, "80.0±3.5", 4.0]
+    """
+    preset = toy(tmp_path, text, monkeypatch)["toy/t"]
+    assert {c.name: c.tolerance for c in preset.cells} == {
+        "a, x": 2.0, "a, y": 3.5, "a, z": 0.4, "b, x": None, "b, y": None, "b, z": None,
+    }  # fmt: skip
+    cells = {c.name: c for c in preset.cells}
+    assert reproduction.within(cells["a, y"], found(83.0, 83.9)) and not reproduction.within(cells["a, x"], found(82.1))
+    assert reproduction.within(cells["b, x"], found(1.0)) is None
 
 
 def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: Path) -> None:
@@ -248,6 +275,46 @@ def test_results_are_kept_by_cell_and_forgotten_when_settings_change(tmp_path: P
     assert kept.curves == {"2": "1:5.00"}
     changed = dataclasses.replace(preset, cells=(cells[0], dataclasses.replace(cells[1], layer={"method": "fedprox"})))
     assert reproduction.load(changed, [tmp_path]).keys() == {"a, x"}
+
+
+def test_sizes_are_means_over_all_seeds_whoever_made_them(tmp_path: Path) -> None:
+    """One command made seed 0, another sees it again and makes 1, saving after every run; a third makes 2 anew."""
+    preset = presets.Preset("p/t", "t", "p", 1, (cell("a"),), (), "")
+
+    def made(command: str, numbers: dict[str, float], *sizes: float) -> Found:
+        """Of as many bytes up as each size says, twice that down, and as many seconds."""
+        known = dict(zip(numbers, ([s, 2 * s, s] for s in sizes), strict=True))
+        up = statistics.fmean(sizes)
+        origin = ({"command": command, "commit": f"{command}1", "machine": None, "seeds": list(numbers)},)
+        values = {seed: [value] for seed, value in numbers.items()}
+        return Found(cell("a").run, values, up, 2 * up, up, origin, sizes=known)
+
+    for one in (
+        made("c", {"0": 1.0}, 10.0),
+        made("d", {"0": 1.0, "1": 2.0}, 10.0, 20.0),
+        made("d", {"0": 1.0, "1": 2.0, "2": 3.0}, 10.0, 20.0, 60.0),
+        made("e", {"2": 4.0}, 30.0),
+    ):
+        reproduction.save(preset, {"a": one}, tmp_path)
+    kept = reproduction.load(preset, [tmp_path])["a"]
+    assert (kept.bytes_up, kept.bytes_down, kept.seconds) == (20.0, 40.0, 20.0)
+    assert kept.numbers == {"0": [1.0], "1": [2.0], "2": [4.0]}
+    # a number that was replaced is that of who replaced it
+    assert [(m["command"], m["commit"], m["seeds"]) for m in kept.made] == [
+        ("c", "c1", ["0"]),
+        ("d", "d1", ["1"]),
+        ("e", "e1", ["2"]),
+    ]
+
+
+def test_sizes_of_before_are_weighed_by_their_seeds(tmp_path: Path) -> None:
+    preset = presets.Preset("p/t", "t", "p", 1, (cell("a"),), (), "")
+    reproduction.save(preset, {"a": found(1.0, 2.0, run=cell("a").run)}, tmp_path)  # 1 byte up a run, by seed unknown
+    third = dataclasses.replace(
+        found(run=cell("a").run), numbers={"2": [5.0]}, bytes_up=4.0, sizes={"2": [4.0, 2.0, 3.0]}
+    )
+    reproduction.save(preset, {"a": third}, tmp_path)
+    assert reproduction.load(preset, [tmp_path])["a"].bytes_up == 2.0
 
 
 def test_results_of_before_are_read(tmp_path: Path) -> None:
@@ -289,6 +356,12 @@ def test_the_first_page_has_the_headlines(tmp_path: Path, monkeypatch: pytest.Mo
     page = reproduction_page.page(tmp_path).splitlines()
     assert "| P | A beats B ([toy/t](#toyt)) | holds, +1.0 ± 0.1 | 3 | 3 B against 3 B | Clearly. |" in page
     assert "| a > b | x | holds | +1.0 ± 0.1 | 3 |" in page
+    later = next(c for c in preset.cells if c.name == "b, y")
+    bigger = dataclasses.replace(found(4.5, run=later.run), bytes_up=5.0)
+    reproduction.save(preset, {later.name: bigger}, tmp_path)
+    said = "holds in 1, not seen in 1, -1.5 to +1.0 | 1 to 3 | 3 B against 3 B to 7 B"
+    (line,) = (line for line in reproduction_page.page(tmp_path).splitlines() if "A beats B" in line)
+    assert said in line  # two columns: from the least to the most
     assert "Not run (1): b, y." in page
 
 

@@ -40,8 +40,12 @@ class Claim:
     @property
     def text(self) -> str:
         more = f", more so in {self.grows[1]} than in {self.grows[0]}" if self.grows else ""
-        where = f" in {self.only[0]}" if len(self.only) == 1 else ""
-        return f"{self.left} {self.sign} {self.right}{where}{more}"
+        return f"{self.left} {self.sign} {self.right}{more}"
+
+    @property
+    def where(self) -> str:
+        """In which columns it is looked at, where not in all."""
+        return "".join(f" {word} {', '.join(of)}" for word, of in (("in", self.only), ("but in", self.but)) if of)
 
     @property
     def level(self) -> float | None:
@@ -97,6 +101,8 @@ def read(preset: str, given: str | Mapping[str, Any], rows: Collection[str], col
         raise FedgistError(f"preset {preset}: a claim is written ROW > ROW, not {text!r}")
     left, _, right = text.partition(sign)
     only, but, grows = (tuple(told.get(key, ())) for key in ("only", "but", "grows"))
+    if grows and (len(set(grows)) != 2 or only or but):
+        raise FedgistError(f"preset {preset}: the claim {text!r} grows from one column to another, and says no other")
     claim = Claim(left, sign.strip(), right, only, but, grows, told.get("headline", ""), told.get("note", ""))
     if not {left, *(() if claim.level is not None else (right,))} <= set(rows):
         raise FedgistError(f"preset {preset}: the claim {text!r} speaks of rows that there are not")

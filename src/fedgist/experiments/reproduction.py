@@ -20,7 +20,7 @@ import fedgist
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
 from fedgist.experiments import finishing, presets
-from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, Claim, Outcome, outcomes
+from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, UNSEEN, Claim, Outcome, outcomes
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.results import best_five
@@ -42,6 +42,8 @@ class Found:
     """Where its numbers come from: commands with version, commit and machine, and the seeds that each gave."""
     curves: dict[str, str] = field(default_factory=dict)
     """Seed -> what is judged by round, as in `1:21.67 2:36.87`; results of before do not have it."""
+    sizes: dict[str, list[float]] = field(default_factory=dict)
+    """Seed -> bytes up, bytes down and seconds; results of before have their means alone."""
 
     @property
     def by_seed(self) -> dict[str, float]:
@@ -97,7 +99,7 @@ class Verdict:
             return HOLDS if words == {HOLDS} else SEEN
         if words & {HOLDS, SEEN}:
             return "holds partly"
-        return NOISE if words == {NOISE} else FAILS
+        return next(word for word in (FAILS, UNSEEN, NOISE) if word in words)
 
 
 def find(name: str, scale: str = "full") -> Preset:
@@ -202,22 +204,27 @@ def collect(preset: Preset, seeds: Sequence[int], out: Path, about: Mapping[str,
     for cell in preset.cells:
         numbers: dict[str, list[float]] = {}
         curves: dict[str, str] = {}
-        results, machine = [], None
+        sizes: dict[str, list[float]] = {}
+        machine = None
         for seed in seeds:
             folder = folder_of(cell, seed, out)
             rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
             if not folder.finished or (rival is not None and not rival.finished):
                 continue
-            results.append(read_json(folder.result))
-            numbers[str(seed)] = taken(cell, folder.rows(), results[-1], rival.rows() if rival else None)
+            result = read_json(folder.result)
+            sizes[str(seed)] = [result[key] for key in SIZES]
+            numbers[str(seed)] = taken(cell, folder.rows(), result, rival.rows() if rival else None)
             curves[str(seed)] = curve(cell, folder.rows())
             machine = read_json(folder.environment)
         if numbers:
-            sizes = {key: statistics.fmean(result[key] for result in results) for key in SIZES}
             made = ({**about, "machine": machine, "seeds": list(numbers)},)
             kept = {seed: line for seed, line in curves.items() if line}
-            found[cell.name] = Found(cell.run, numbers, made=made, curves=kept, **sizes)
+            found[cell.name] = Found(cell.run, numbers, made=made, curves=kept, sizes=sizes, **_means(sizes))
     return found
+
+
+def _means(sizes: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    return dict(zip(SIZES, map(statistics.fmean, zip(*sizes.values(), strict=True)), strict=True))
 
 
 def curve(cell: Cell, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -304,7 +311,9 @@ def _added(before: Found, found: Found) -> Found:
             elif seeds:
                 origins.append({**origin, "seeds": seeds})
     numbers, curves = {**before.numbers, **found.numbers}, {**before.curves, **found.curves}
-    return dataclasses.replace(found, numbers=numbers, made=tuple(origins), curves=curves)
+    means = {seed: [one.bytes_up, one.bytes_down, one.seconds] for one in (before, found) for seed in one.numbers}
+    sizes = {**means, **before.sizes, **found.sizes}
+    return dataclasses.replace(found, numbers=numbers, made=tuple(origins), curves=curves, sizes=sizes, **_means(sizes))
 
 
 def save(preset: Preset, results: Results, folder: Path) -> Path:

@@ -25,8 +25,11 @@ conclusions holds. This page is written by `fedgist reproduce --page docs/reprod
 
 {headlines}
 
-*points*: by how much the first is above the second, mean over seeds with its 95 % interval, or the smallest and the
-largest mean where there are several columns. *bytes*: up and down, of all clients in a whole run. Words as below.
+*holds*: the 95 % interval over three seeds or more lies above zero; *seen once*: one or two seeds, all of them so; the
+rest [below](#how-to-read-this). *in 3*: of the columns of the preset's table (data sets, splits, numbers of clients)
+that ran with both sides. *points*: by how much the first is above the second, in accuracy or what else the claim
+compares, mean over seeds with its interval, or the smallest and the largest mean of several columns. *bytes*: up and
+down, of all clients in a whole run, the first side against the second.
 
 ## How to read this
 
@@ -45,17 +48,22 @@ them.
 A claim of a paper is looked at in every column where both of its sides ran, seed by seed:
 
 - *holds*: at least three seeds, and the 95 % interval of the mean difference (Student's t) lies on its side of zero.
-- *seen once*: so in every seed, but there are only one or two. *not seen*: the other way round in one of so few.
+- *seen once*: so in every seed, but there are only one or two. *not seen*: of so few, at least one is not so.
 - *within noise*: three seeds or more, and the interval has zero in it.
 - *does not hold*: three seeds or more, and the interval lies on the other side of zero.
 
+Nothing is corrected for how many claims are looked at: of forty behind which there is nothing, one *holds* by chance.
+
 A preset *holds* where all its claims do and every cell that ran is within its tolerance; it is *seen once* where some
-claims lack seeds, and *holds partly* where some do and some do not. *run*: there is nothing of the paper's to compare
-with. The tolerance of a cell is what its preset states, or the paper's own ± where that is larger. Cells that did not
-run are named, and count for nothing. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of
-the cells that have not run; to be divided by the cores at work. A GPU takes a small part of that. Below a table is
-every command that made some of it, with the commit where it is found as it was then (`python benchmarks/…`: scripts
-that the presets have replaced); a plus, there and behind a number of seeds, marks a checkout with changes of its own.
+claims lack seeds, and *holds partly* where some do and some do not. Where none does it has the worst of their words,
+and *does not hold* if a cell is out of its tolerance. *run*: nothing of the paper's is judged. The tolerance of a cell
+is what its preset states (1 point for FedDM and 2 for the others, about what seeds of ours differ by; a tenth of a
+ratio of bytes), or the paper's own ± where that is larger. Behind ± in *ours* is the standard deviation over seeds, for
+*five best rounds* over seeds and rounds, as FedGen's code has it. Cells that did not run are named, and count for
+nothing. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of the cells that have not run; to
+be divided by the cores at work. A GPU takes a small part of that. Below a table is every command that made some of it,
+with the commit where it is found as it was then (`python benchmarks/…`: scripts that the presets have replaced); a
+plus, there and behind a number of seeds, marks a checkout with changes of its own.
 """
 
 
@@ -189,7 +197,7 @@ def _machine(made: Mapping[str, Any]) -> str:
 
 def claims_of(verdict: Verdict) -> Iterable[str]:
     """How each claim stands, in words."""
-    return [f"{claim.text}: {counted(found)}" for claim, found in verdict.claims.items() if found]
+    return [f"{claim.text}{claim.where}: {counted(found)}" for claim, found in verdict.claims.items() if found]
 
 
 def cell_row(cell: Cell, found: Found | None, size: Callable[[float], str]) -> list[str]:
