@@ -29,8 +29,8 @@ class Job:
     """What listens where a job of NVFlare would: its sites say their own name, in upper case, or nothing."""
 
     def __init__(self, address: Path, sites: list[str]):
-        self.sites, self.silent, self.ending = sites, set[str](), False
-        """Those that say nothing; and whether it still tells whom it holds, but carries nothing any more."""
+        self.sites, self.silent, self.gone, self.ending = sites, set[str](), set[str](), False
+        """Those that say nothing, those given up, and whether it still tells whom it holds, but carries nothing."""
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(str(address))
         self.door.listen()
@@ -52,9 +52,11 @@ class Job:
             with link.makefile("rwb") as stream:
                 write(stream, json.dumps(self.sites).encode())
                 while (order := read(stream)) is not None and not self.ending:
-                    for site in json.loads(order)["sites"]:
+                    told = json.loads(order)
+                    for site in told["sites"]:
                         sent = read(stream) or b""
-                        lost = site in self.silent
+                        time.sleep(told["timeout"] if site in self.silent else 0)
+                        lost = site in self.silent | self.gone
                         write(stream, json.dumps({"site": site, "lost": lost}).encode(), b"" if lost else sent.upper())
                     write(stream, b"{}")
             if self.ending:
@@ -105,7 +107,7 @@ def test_a_driver_asks_the_sites_of_all_jobs(short_folder: Path, begin: Callable
     late = begin("2", "c")
     assert transport.refresh() == {"a", "b", "c"}
     late.silent.add("c")
-    assert transport.exchange(sent, 5, 4)["c"] == Lost("did not answer within 5 s")
+    assert transport.exchange(sent, 0.2, 4)["c"] == Lost("did not answer within 0.2 s")
     assert transport.sites == {"a", "b"}  # whom a job has lost, another one holds when it is back
     begin("3", "c")
     transport.refresh()
@@ -145,6 +147,33 @@ def test_the_sites_of_a_job_that_ended_are_asked_again_in_another(
     assert transport.exchange(sent, 5, 3) == {"a": b"A", "b": b"B", "c": b"C"}
     begun[0].end()
     assert transport.exchange(sent, 0.1, 3) == {"a": CUT, "b": CUT, "c": b"C"}
+    transport.close()
+
+
+def test_a_site_that_its_job_cannot_reach_is_asked_again_in_another(
+    short_folder: Path, begin: Callable[..., Job]
+) -> None:
+    """As one that was started again a moment ago; where it is not needed, nobody waits for it."""
+    first = begin("1", "a", "b")
+    first.gone.add("b")
+    begun: list[Job] = []
+
+    def looked_after() -> bool:
+        begun.extend([] if begun else [begin("2", "b")])
+        return True
+
+    sent = {site: site.encode() for site in "ab"}
+    alone = FlareTransport(short_folder)
+    alone.refresh()
+    assert alone.exchange(sent, 5, 2) == {"a": b"A", "b": CUT}
+    alone.close()
+    transport = FlareTransport(short_folder, looked_after)
+    transport.refresh()
+    assert transport.exchange(sent, 5, 2) == {"a": b"A", "b": b"B"}
+    begun[0].gone.add("b")
+    before = time.monotonic()
+    assert transport.exchange(sent, 60, 1) == {"a": b"A", "b": CUT}
+    assert time.monotonic() - before < 30
     transport.close()
 
 

@@ -44,6 +44,7 @@ class FlareServer:
 
     @collab.main
     def serve(self) -> None:
+        logging.getLogger("nvflare.collab").setLevel(logging.WARNING)  # it notes each call: over years, gigabytes
         self.sites = {proxy.name for proxy in collab.clients}
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(self.address)
@@ -137,8 +138,9 @@ class FlareServer:
                     log.warning(f"site {site} does not answer any more")
 
 
-def _functions(proxy: Any) -> Iterable[str]:
-    return getattr(proxy, "target_interface", None) or ()
+def _functions(proxy: Any) -> set[str]:
+    """What can be called at a site: NVFlare lists the functions of its object, which is a part of it."""
+    return {name for part in (proxy, *proxy.children.values()) for name in part.target_interface}
 
 
 def _await(site: str, results: Iterable[tuple[str, Any]], outcomes: "queue.Queue[tuple[str, bytes | None]]") -> None:
