@@ -1,4 +1,4 @@
-"""A job notices by itself which of its sites are gone. Here are NVFlare's own proxies, and a wire that can be cut."""
+"""A job that holds sites: what it tells them, and when it gives one up. NVFlare's own proxies, and a wire to cut."""
 
 import json
 import logging
@@ -30,13 +30,26 @@ from nvflare.fuel.f3.message import Message
 
 from fedgist.federation.protocol import flare_link
 from fedgist.federation.protocol.flare_link import FlareServer
+from fedgist.federation.protocol.flare_transport import Link
 from fedgist.federation.protocol.framing import read
 
 
 class Site:
+    def __init__(self) -> None:
+        self.rested = 0
+
+    @collab.publish
+    def answer(self, envelope: bytes) -> bytes:
+        return envelope.upper()
+
     @collab.publish
     def here(self) -> bytes:
         return b"here"
+
+    @collab.publish
+    def rest(self) -> bytes:
+        self.rested += 1
+        return b""
 
 
 class SiteOfBefore:
@@ -100,6 +113,13 @@ def held(address: Path) -> set[str]:
             return set(json.loads(read(stream) or b"[]"))
 
 
+@pytest.fixture
+def address() -> Iterator[Path]:
+    """The name of a socket has at most about 100 letters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "1.link"
+
+
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
@@ -108,20 +128,34 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 
 
 def test_a_site_that_is_gone_is_given_up_before_anybody_asks_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    address: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that was started again would not get a job otherwise; one that cannot say whether it is here is believed."""
     monkeypatch.setattr(flare_link, "PING", 0.05)
     monkeypatch.setattr(flare_link, "PATIENCE", 0.1)
     wire = Wire({"a": Site(), "b": Site(), "old": SiteOfBefore()})
-    with tempfile.TemporaryDirectory() as folder:
-        address = Path(folder) / "1.link"
-        with serving(address, wire):
-            assert within(10, address.exists)
-            time.sleep(0.5)
-            assert held(address) == {"a", "b", "old"}
-            wire.cut = {"b", "old"}
-            assert within(10, lambda: held(address) == {"a", "old"})
-            time.sleep(0.5)
-            assert held(address) == {"a", "old"}
+    with serving(address, wire):
+        assert within(10, address.exists)
+        time.sleep(0.5)
+        assert held(address) == {"a", "b", "old"}
+        wire.cut = {"b", "old"}
+        assert within(10, lambda: held(address) == {"a", "old"})
+        time.sleep(0.5)
+        assert held(address) == {"a", "old"}
     assert "site b does not answer any more" in caplog.text
+
+
+def test_a_run_that_ends_leaves_another_alone(address: Path) -> None:
+    """A site that is told to rest lays down what it has under way, whosever it is."""
+    sites = {"a": Site(), "b": Site()}
+    with serving(address, Wire(sites)):
+        assert within(10, address.exists)
+        first, second = Link(address), Link(address)
+        assert first.exchange({"a": b"x", "b": b"x"}, 5, 2) == {"a": b"X", "b": b"X"}
+        assert second.exchange({"a": b"y"}, 5, 1) == {"a": b"Y"}
+        first.close()
+        assert within(10, lambda: sites["b"].rested == 1)
+        time.sleep(0.3)
+        assert sites["a"].rested == 0
+        second.close()
+        assert within(10, lambda: sites["a"].rested == 1)

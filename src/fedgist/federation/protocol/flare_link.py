@@ -41,6 +41,8 @@ class FlareServer:
         self.address = address
         self.sites: set[str] = set()
         """Those that can be called; one that was lost here is held by another job when it comes back."""
+        self.asked: dict[socket.socket, set[str]] = {}
+        """The sites that each driver has asked, for as long as it stays."""
 
     @collab.main
     def serve(self) -> None:
@@ -72,7 +74,7 @@ class FlareServer:
 
     def _attend(self, link: socket.socket) -> None:
         """One driver, for as long as it stays."""
-        asked: set[str] = set()
+        asked = self.asked[link] = set()
         with link, link.makefile("rwb") as stream:
             try:
                 write(stream, json.dumps(sorted(self.sites)).encode())
@@ -83,7 +85,8 @@ class FlareServer:
                     self._exchange(stream, envelopes, told["timeout"], told["enough"])
             except OSError:
                 log.warning("who drove a run has gone")
-        for site in asked & self.sites:
+        del self.asked[link]
+        for site in (asked & self.sites).difference(*self.asked.values()):  # another run may be under way there
             self._call(site, "rest", 5.0)
 
     def _exchange(self, stream: BufferedRWPair, envelopes: Mapping[str, bytes], timeout: float, enough: int) -> None:
