@@ -284,15 +284,18 @@ def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conducto
 
 
 def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
-    """The server's command ends it by a signal, each time."""
-    where = tmp_path / "server" / LINKS
-    where.parent.mkdir()
+    """The server's command ends it by a signal, each time. What a killed one left is removed by the next."""
+    where, left = tmp_path / "server" / LINKS, tmp_path / "left"
+    for folder in (where.parent, left):
+        folder.mkdir()
+    (left / "1.link").touch()
+    where.write_text(str(left))
     with subprocess.Popen([sys.executable, "-m", "fedgist.federation.conductor", str(tmp_path), "nobody"]) as process:
-        while not where.is_file() or not where.read_text():
+        while where.read_text() in ("", str(left)):
             assert process.poll() is None
             time.sleep(0.05)
         folder = Path(where.read_text())
-        assert folder.is_dir()
+        assert folder.is_dir() and not left.exists()
         process.terminate()
         process.wait(60)
     assert not folder.exists()

@@ -107,8 +107,11 @@ def session_of(admin_kit: Path, admin: str) -> Any:
 
 def main(federation: Path, admin: str) -> None:
     end_in_order()  # the folder goes, too
+    where = federation / "server" / LINKS
+    if where.is_file():
+        _remove(Path(where.read_text(encoding="utf-8")))
     with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
-        (federation / "server" / LINKS).write_text(folder, encoding="utf-8")
+        where.write_text(folder, encoding="utf-8")
         conductor, said = None, ""
         while True:
             try:
@@ -123,6 +126,14 @@ def main(federation: Path, admin: str) -> None:
                     print(f"warning: cannot look after the sites: {type(error).__name__}: {error}", flush=True)
                 said = str(error) or type(error).__name__
             time.sleep(0.5)
+
+
+def _remove(links: Path) -> None:
+    """Remove what a killed server left: NVFlare begins jobs of it now, which would hold their sites there for ever."""
+    for link in links.glob("*.link"):
+        link.unlink()
+    with contextlib.suppress(OSError):  # a server that ended in order has taken it along
+        links.rmdir()
 
 
 if __name__ == "__main__":
