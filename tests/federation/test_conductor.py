@@ -223,6 +223,18 @@ def test_sites_that_come_together_share_a_job(conductor: Conductor) -> None:
     assert len(session.jobs) == 2
 
 
+def test_a_job_that_comes_while_others_are_looked_at_is_not_begun_twice(
+    conductor: Conductor, begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conductor.session.heard = dict.fromkeys("abc", time.time())
+    conductor.step(0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor, "_look", lambda: begin("1", "a", "b", "c") and {})
+        conductor.step(1.0)
+    conductor.step(2.0)
+    assert conductor.session.jobs == [{"a", "b", "c"}] and conductor.begun == {}
+
+
 def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:
     session = conductor.session
     session.heard = dict.fromkeys("abc", time.time())

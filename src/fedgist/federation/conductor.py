@@ -54,7 +54,7 @@ class Conductor:
         held = set[str]().union(*self.holding.values())
         self.lost |= dict.fromkeys(before - held, time.time())
         for address, (job, _, since) in list(self.begun.items()):
-            if address.exists() or not self._alive(job) or now - since > PATIENCE:
+            if address in self.holding or not self._alive(job) or now - since > PATIENCE:
                 del self.begun[address]
         coming = {site for _, sites, _ in self.begun.values() for site in sites}
         members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
