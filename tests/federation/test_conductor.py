@@ -184,6 +184,7 @@ class Session:
         self.heard: dict[str, float] = {}
         self.jobs: list[set[str]] = []
         self.disabled: list[str] = []
+        self.ended: set[str] = set()
 
     def disable_client(self, site: str) -> None:
         self.disabled.append(site)
@@ -197,7 +198,7 @@ class Session:
         return str(len(self.jobs))
 
     def get_job_status(self, job: str) -> str:
-        return "RUNNING"
+        return "FINISHED:ABNORMAL" if job in self.ended else "RUNNING"
 
 
 @pytest.fixture
@@ -233,6 +234,31 @@ def test_a_job_that_comes_while_others_are_looked_at_is_not_begun_twice(
         conductor.step(1.0)
     conductor.step(2.0)
     assert conductor.session.jobs == [{"a", "b", "c"}] and conductor.begun == {}
+
+
+def test_a_site_whose_job_does_not_begin_keeps_nobody_else_from_one(
+    conductor: Conductor, begin: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is tried less and less often: each job leaves something on the disks of server and site."""
+    session = conductor.session
+    session.heard = dict.fromkeys("abc", time.time() + 60)
+    conductor.step(0.0)
+    session.ended = {"1"}
+    for moment in (1.0, 5.0, 7.0, 9.0):
+        conductor.step(moment)
+    assert session.jobs == [{"a", "b", "c"}, {"a"}, {"b"}, {"c"}]
+    assert capsys.readouterr().out == ""
+    begin("2", "a")
+    begin("4", "c")
+    session.ended = {str(number) for number in range(1, 20)} - {"2", "4"}
+    for moment in range(10, 1000, 5):
+        conductor.step(float(moment))
+    assert session.jobs[4:] == [{"b"}] * 10
+    told = capsys.readouterr().out
+    assert "warning: site b cannot begin" in told and "again in 120 s" in told
+    begin("99", "b")
+    conductor.step(1000.0)
+    assert not conductor.failed
 
 
 def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:

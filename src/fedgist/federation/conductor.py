@@ -30,6 +30,8 @@ SETTLED = 1.5
 """Seconds for which nobody else has come: sites that are started together are to share a job."""
 PATIENCE = 150.0
 """Seconds that a job may take to begin."""
+PAUSES = 5.0, 120.0
+"""Seconds until a site whose job did not begin gets another: at first, and at most; each time twice as many."""
 
 
 class Conductor:
@@ -43,6 +45,8 @@ class Conductor:
         self.waiting, self.since = set[str](), 0.0
         self.holding: dict[Path, set[str]] = {}
         """Whom each job holds, by where it is found."""
+        self.failed: dict[str, tuple[float, float]] = {}
+        """Sites whose last job ended before it called: for how long they get no other, and until when."""
         self.shut_out: set[str] = set()
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
@@ -53,9 +57,14 @@ class Conductor:
         self.holding = self._look()
         held = set[str]().union(*self.holding.values())
         self.lost |= dict.fromkeys(before - held, time.time())
-        for address, (job, _, since) in list(self.begun.items()):
-            if address in self.holding or not self._alive(job) or now - since > PATIENCE:
+        for address, (job, sites, since) in list(self.begun.items()):
+            if address in self.holding:
                 del self.begun[address]
+            elif not self._alive(job) or now - since > PATIENCE:
+                del self.begun[address]
+                self._note_failure(sites, now)
+        for site in held:
+            self.failed.pop(site, None)
         coming = {site for _, sites, _ in self.begun.values() for site in sites}
         members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
         connected = self.session.get_connected_client_list()
@@ -64,11 +73,25 @@ class Conductor:
             self.shut_out.add(site)
         old = time.time() - FRESH
         fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
-        missing = (fresh & members) - held - coming
+        pausing = {site for site, (_, until) in self.failed.items() if now < until}
+        missing = (fresh & members) - held - coming - pausing
         if missing != self.waiting:
             self.waiting, self.since = missing, now
         if missing and (now - self.since > SETTLED or missing | held | coming >= members):
-            self._begin(missing, now)
+            for sites in (missing - self.failed.keys(), *({site} for site in sorted(missing & self.failed.keys()))):
+                if sites:
+                    self._begin(sites, now)
+
+    def _note_failure(self, sites: set[str], now: float) -> None:
+        """The process of one site may be why; from now on each has a job of its own, so that the others get one."""
+        first, most = PAUSES
+        for site in sites:
+            pause = min(2 * self.failed[site][0], most) if site in self.failed else first
+            self.failed[site] = pause, now + pause
+            if sites == {site}:
+                print(
+                    f"warning: site {site} cannot begin: log.txt in its kit says why; again in {pause:g} s", flush=True
+                )
 
     def _begin(self, sites: set[str], now: float) -> None:
         address = self.folder / f"{next(self.numbers)}.link"
