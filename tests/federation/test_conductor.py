@@ -1,5 +1,6 @@
 """Jobs that stay and hold sites: who gets one, what a driver's end of them does, and what is left of a dead one."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -8,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +72,7 @@ class Job:
 
     @staticmethod
     def _close(one: socket.socket) -> None:
-        with suppress(OSError):  # its other end has gone, or it was ended before
+        with contextlib.suppress(OSError):  # its other end has gone, or it was ended before
             one.shutdown(socket.SHUT_RDWR)
         one.close()
 
@@ -309,6 +309,17 @@ def test_a_job_that_is_busy_is_left_alone(
     for moment in (2.0, 4.0):
         conductor.step(moment)
     assert (short_folder / "1.link").exists() and conductor.session.jobs == []
+
+
+def test_a_job_with_a_queue_at_its_door_is_left_alone(conductor: Conductor, short_folder: Path) -> None:
+    conductor.holding = {short_folder / "1.link": {"a"}}
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        door.bind(str(short_folder / "1.link"))
+        door.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(str(short_folder / "1.link"))
+        conductor.step(0.0)
+    assert (short_folder / "1.link").exists() and conductor.holding == {short_folder / "1.link": {"a"}}
 
 
 def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conductor, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ class Conductor:
                     link.connect(str(address))
                     with link.makefile("rwb") as stream:
                         held[address] = set(json.loads(read(stream) or b"[]"))
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):  # the latter where others wait at its door
                 held[address] = self.holding.get(address, set())
             except OSError:
                 address.unlink(missing_ok=True)
