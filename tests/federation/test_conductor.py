@@ -1,5 +1,6 @@
 """Jobs that stay and hold sites: who gets one, what a driver's end of them does, and what is left of a dead one."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -8,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +29,8 @@ class Job:
     """What listens where a job of NVFlare would: its sites say their own name, in upper case, or nothing."""
 
     def __init__(self, address: Path, sites: list[str]):
-        self.sites, self.silent, self.ending = sites, set[str](), False
-        """Those that say nothing; and whether it still tells whom it holds, but carries nothing any more."""
+        self.sites, self.silent, self.gone, self.ending = sites, set[str](), set[str](), False
+        """Those that say nothing, those given up, and whether it still tells whom it holds, but carries nothing."""
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(str(address))
         self.door.listen()
@@ -52,9 +52,11 @@ class Job:
             with link.makefile("rwb") as stream:
                 write(stream, json.dumps(self.sites).encode())
                 while (order := read(stream)) is not None and not self.ending:
-                    for site in json.loads(order)["sites"]:
+                    told = json.loads(order)
+                    for site in told["sites"]:
                         sent = read(stream) or b""
-                        lost = site in self.silent
+                        time.sleep(told["timeout"] if site in self.silent else 0)
+                        lost = site in self.silent | self.gone
                         write(stream, json.dumps({"site": site, "lost": lost}).encode(), b"" if lost else sent.upper())
                     write(stream, b"{}")
             if self.ending:
@@ -70,7 +72,7 @@ class Job:
 
     @staticmethod
     def _close(one: socket.socket) -> None:
-        with suppress(OSError):  # its other end has gone, or it was ended before
+        with contextlib.suppress(OSError):  # its other end has gone, or it was ended before
             one.shutdown(socket.SHUT_RDWR)
         one.close()
 
@@ -105,7 +107,7 @@ def test_a_driver_asks_the_sites_of_all_jobs(short_folder: Path, begin: Callable
     late = begin("2", "c")
     assert transport.refresh() == {"a", "b", "c"}
     late.silent.add("c")
-    assert transport.exchange(sent, 5, 4)["c"] == Lost("did not answer within 5 s")
+    assert transport.exchange(sent, 0.2, 4)["c"] == Lost("did not answer within 0.2 s")
     assert transport.sites == {"a", "b"}  # whom a job has lost, another one holds when it is back
     begin("3", "c")
     transport.refresh()
@@ -148,6 +150,33 @@ def test_the_sites_of_a_job_that_ended_are_asked_again_in_another(
     transport.close()
 
 
+def test_a_site_that_its_job_cannot_reach_is_asked_again_in_another(
+    short_folder: Path, begin: Callable[..., Job]
+) -> None:
+    """As one that was started again a moment ago; where it is not needed, nobody waits for it."""
+    first = begin("1", "a", "b")
+    first.gone.add("b")
+    begun: list[Job] = []
+
+    def looked_after() -> bool:
+        begun.extend([] if begun else [begin("2", "b")])
+        return True
+
+    sent = {site: site.encode() for site in "ab"}
+    alone = FlareTransport(short_folder)
+    alone.refresh()
+    assert alone.exchange(sent, 5, 2) == {"a": b"A", "b": CUT}
+    alone.close()
+    transport = FlareTransport(short_folder, looked_after)
+    transport.refresh()
+    assert transport.exchange(sent, 5, 2) == {"a": b"A", "b": b"B"}
+    begun[0].gone.add("b")
+    before = time.monotonic()
+    assert transport.exchange(sent, 60, 1) == {"a": b"A", "b": CUT}
+    assert time.monotonic() - before < 30
+    transport.close()
+
+
 class Session:
     """What NVFlare knows: who was heard when, and jobs that are running."""
 
@@ -155,6 +184,7 @@ class Session:
         self.heard: dict[str, float] = {}
         self.jobs: list[set[str]] = []
         self.disabled: list[str] = []
+        self.ended: set[str] = set()
 
     def disable_client(self, site: str) -> None:
         self.disabled.append(site)
@@ -168,7 +198,7 @@ class Session:
         return str(len(self.jobs))
 
     def get_job_status(self, job: str) -> str:
-        return "RUNNING"
+        return "FINISHED:ABNORMAL" if job in self.ended else "RUNNING"
 
 
 @pytest.fixture
@@ -192,6 +222,43 @@ def test_sites_that_come_together_share_a_job(conductor: Conductor) -> None:
     assert session.jobs == [{"a", "b"}, {"c"}]  # all are here: nobody else is waited for
     conductor.step(10.0)
     assert len(session.jobs) == 2
+
+
+def test_a_job_that_comes_while_others_are_looked_at_is_not_begun_twice(
+    conductor: Conductor, begin: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conductor.session.heard = dict.fromkeys("abc", time.time())
+    conductor.step(0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor, "_look", lambda: begin("1", "a", "b", "c") and {})
+        conductor.step(1.0)
+    conductor.step(2.0)
+    assert conductor.session.jobs == [{"a", "b", "c"}] and conductor.begun == {}
+
+
+def test_a_site_whose_job_does_not_begin_keeps_nobody_else_from_one(
+    conductor: Conductor, begin: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is tried less and less often: each job leaves something on the disks of server and site."""
+    session = conductor.session
+    session.heard = dict.fromkeys("abc", time.time() + 60)
+    conductor.step(0.0)
+    session.ended = {"1"}
+    for moment in (1.0, 5.0, 7.0, 9.0):
+        conductor.step(moment)
+    assert session.jobs == [{"a", "b", "c"}, {"a"}, {"b"}, {"c"}]
+    assert capsys.readouterr().out == ""
+    begin("2", "a")
+    begin("4", "c")
+    session.ended = {str(number) for number in range(1, 20)} - {"2", "4"}
+    for moment in range(10, 1000, 5):
+        conductor.step(float(moment))
+    assert session.jobs[4:] == [{"b"}] * 10
+    told = capsys.readouterr().out
+    assert "warning: site b cannot begin" in told and "again in 120 s" in told
+    begin("99", "b")
+    conductor.step(1000.0)
+    assert not conductor.failed
 
 
 def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:
@@ -244,6 +311,17 @@ def test_a_job_that_is_busy_is_left_alone(
     assert (short_folder / "1.link").exists() and conductor.session.jobs == []
 
 
+def test_a_job_with_a_queue_at_its_door_is_left_alone(conductor: Conductor, short_folder: Path) -> None:
+    conductor.holding = {short_folder / "1.link": {"a"}}
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        door.bind(str(short_folder / "1.link"))
+        door.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)).connect(str(short_folder / "1.link"))
+        conductor.step(0.0)
+    assert (short_folder / "1.link").exists() and conductor.holding == {short_folder / "1.link": {"a"}}
+
+
 def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conductor, tmp_path: Path) -> None:
     conductor.session.heard = {"b": time.time(), "stranger": time.time()}
     (tmp_path / "server").mkdir()
@@ -255,15 +333,18 @@ def test_a_revoked_site_gets_no_job_and_loses_its_connection(conductor: Conducto
 
 
 def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
-    """The server's command ends it by a signal, each time."""
-    where = tmp_path / "server" / LINKS
-    where.parent.mkdir()
+    """The server's command ends it by a signal, each time. What a killed one left is removed by the next."""
+    where, left = tmp_path / "server" / LINKS, tmp_path / "left"
+    for folder in (where.parent, left):
+        folder.mkdir()
+    (left / "1.link").touch()
+    where.write_text(str(left))
     with subprocess.Popen([sys.executable, "-m", "fedgist.federation.conductor", str(tmp_path), "nobody"]) as process:
-        while not where.is_file() or not where.read_text():
+        while where.read_text() in ("", str(left)):
             assert process.poll() is None
             time.sleep(0.05)
         folder = Path(where.read_text())
-        assert folder.is_dir()
+        assert folder.is_dir() and not left.exists()
         process.terminate()
         process.wait(60)
     assert not folder.exists()

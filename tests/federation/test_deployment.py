@@ -218,7 +218,10 @@ def test_real_images_do_not_leave_a_fresh_kit(deployed: Deployment) -> None:
 
 
 def test_a_kit_is_used_once_and_what_it_started_ends_with_it(deployed: Deployment) -> None:
-    """A second start is refused while the first runs; kill -9 of the first takes all that it started along."""
+    """A second start is refused while the first runs; kill -9 of the first takes all that it started along.
+
+    Nobody had asked the site anything since; a run that begins as soon as it is started again has it, all the same.
+    """
     kit, data = deployed.fed / "sites" / "south", deployed.folder / "data" / "south" / "digits"
     second = fedgist("site", "start", kit, "--data", data)
     assert second.returncode == 2 and "is in use" in second.stderr
@@ -231,6 +234,10 @@ def test_a_kit_is_used_once_and_what_it_started_ends_with_it(deployed: Deploymen
     assert not psutil.wait_procs(family, 60)[1]
     deployed.sites["south"] = deployed.start_site("south")
     deployed.sites["south"].expect("is connected")
+    method = ["fedavg", "--dataset", "digits", "--rounds", "1", "--set", "steps=2", "--min-sites", "3"]
+    run = deployed.run("anew", "--timeout", "200", method=method)
+    run.process.wait(LONG)
+    assert run.process.returncode == 0, run.said
 
 
 def test_certificates_that_are_not_of_the_federation(deployed: Deployment, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ SETTLED = 1.5
 """Seconds for which nobody else has come: sites that are started together are to share a job."""
 PATIENCE = 150.0
 """Seconds that a job may take to begin."""
+PAUSES = 5.0, 120.0
+"""Seconds until a site whose job did not begin gets another: at first, and at most; each time twice as many."""
 
 
 class Conductor:
@@ -43,6 +45,8 @@ class Conductor:
         self.waiting, self.since = set[str](), 0.0
         self.holding: dict[Path, set[str]] = {}
         """Whom each job holds, by where it is found."""
+        self.failed: dict[str, tuple[float, float]] = {}
+        """Sites whose last job ended before it called: for how long they get no other, and until when."""
         self.shut_out: set[str] = set()
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
@@ -53,9 +57,14 @@ class Conductor:
         self.holding = self._look()
         held = set[str]().union(*self.holding.values())
         self.lost |= dict.fromkeys(before - held, time.time())
-        for address, (job, _, since) in list(self.begun.items()):
-            if address.exists() or not self._alive(job) or now - since > PATIENCE:
+        for address, (job, sites, since) in list(self.begun.items()):
+            if address in self.holding:
                 del self.begun[address]
+            elif not self._alive(job) or now - since > PATIENCE:
+                del self.begun[address]
+                self._note_failure(sites, now)
+        for site in held:
+            self.failed.pop(site, None)
         coming = {site for _, sites, _ in self.begun.values() for site in sites}
         members = set(tomllib.loads((self.federation / "federation.toml").read_text(encoding="utf-8"))["sites"])
         connected = self.session.get_connected_client_list()
@@ -64,11 +73,25 @@ class Conductor:
             self.shut_out.add(site)
         old = time.time() - FRESH
         fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
-        missing = (fresh & members) - held - coming
+        pausing = {site for site, (_, until) in self.failed.items() if now < until}
+        missing = (fresh & members) - held - coming - pausing
         if missing != self.waiting:
             self.waiting, self.since = missing, now
         if missing and (now - self.since > SETTLED or missing | held | coming >= members):
-            self._begin(missing, now)
+            for sites in (missing - self.failed.keys(), *({site} for site in sorted(missing & self.failed.keys()))):
+                if sites:
+                    self._begin(sites, now)
+
+    def _note_failure(self, sites: set[str], now: float) -> None:
+        """The process of one site may be why; from now on each has a job of its own, so that the others get one."""
+        first, most = PAUSES
+        for site in sites:
+            pause = min(2 * self.failed[site][0], most) if site in self.failed else first
+            self.failed[site] = pause, now + pause
+            if sites == {site}:
+                print(
+                    f"warning: site {site} cannot begin: log.txt in its kit says why; again in {pause:g} s", flush=True
+                )
 
     def _begin(self, sites: set[str], now: float) -> None:
         address = self.folder / f"{next(self.numbers)}.link"
@@ -86,7 +109,7 @@ class Conductor:
                     link.connect(str(address))
                     with link.makefile("rwb") as stream:
                         held[address] = set(json.loads(read(stream) or b"[]"))
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):  # the latter where others wait at its door
                 held[address] = self.holding.get(address, set())
             except OSError:
                 address.unlink(missing_ok=True)
@@ -107,8 +130,11 @@ def session_of(admin_kit: Path, admin: str) -> Any:
 
 def main(federation: Path, admin: str) -> None:
     end_in_order()  # the folder goes, too
+    where = federation / "server" / LINKS
+    if where.is_file():
+        _remove(Path(where.read_text(encoding="utf-8")))
     with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
-        (federation / "server" / LINKS).write_text(folder, encoding="utf-8")
+        where.write_text(folder, encoding="utf-8")
         conductor, said = None, ""
         while True:
             try:
@@ -123,6 +149,14 @@ def main(federation: Path, admin: str) -> None:
                     print(f"warning: cannot look after the sites: {type(error).__name__}: {error}", flush=True)
                 said = str(error) or type(error).__name__
             time.sleep(0.5)
+
+
+def _remove(links: Path) -> None:
+    """Remove what a killed server left: NVFlare begins jobs of it now, which would hold their sites there for ever."""
+    for link in links.glob("*.link"):
+        link.unlink()
+    with contextlib.suppress(OSError):  # a server that ended in order has taken it along
+        links.rmdir()
 
 
 if __name__ == "__main__":

@@ -41,9 +41,12 @@ class FlareServer:
         self.address = address
         self.sites: set[str] = set()
         """Those that can be called; one that was lost here is held by another job when it comes back."""
+        self.asked: dict[socket.socket, set[str]] = {}
+        """The sites that each driver has asked, for as long as it stays."""
 
     @collab.main
     def serve(self) -> None:
+        logging.getLogger("nvflare.collab").setLevel(logging.WARNING)  # it notes each call: over years, gigabytes
         self.sites = {proxy.name for proxy in collab.clients}
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             door.bind(self.address)
@@ -71,7 +74,7 @@ class FlareServer:
 
     def _attend(self, link: socket.socket) -> None:
         """One driver, for as long as it stays."""
-        asked: set[str] = set()
+        asked = self.asked[link] = set()
         with link, link.makefile("rwb") as stream:
             try:
                 write(stream, json.dumps(sorted(self.sites)).encode())
@@ -82,7 +85,8 @@ class FlareServer:
                     self._exchange(stream, envelopes, told["timeout"], told["enough"])
             except OSError:
                 log.warning("who drove a run has gone")
-        for site in asked & self.sites:
+        del self.asked[link]
+        for site in (asked & self.sites).difference(*self.asked.values()):  # another run may be under way there
             self._call(site, "rest", 5.0)
 
     def _exchange(self, stream: BufferedRWPair, envelopes: Mapping[str, bytes], timeout: float, enough: int) -> None:
@@ -137,8 +141,9 @@ class FlareServer:
                     log.warning(f"site {site} does not answer any more")
 
 
-def _functions(proxy: Any) -> Iterable[str]:
-    return getattr(proxy, "target_interface", None) or ()
+def _functions(proxy: Any) -> set[str]:
+    """What can be called at a site: NVFlare lists the functions of its object, which is a part of it."""
+    return {name for part in (proxy, *proxy.children.values()) for name in part.target_interface}
 
 
 def _await(site: str, results: Iterable[tuple[str, Any]], outcomes: "queue.Queue[tuple[str, bytes | None]]") -> None:

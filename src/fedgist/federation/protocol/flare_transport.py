@@ -18,7 +18,7 @@ from fedgist.federation.protocol.remote_engine import Lost
 
 CUT = Lost("lost its connection")
 BACK = 90.0
-"""Seconds for the sites of a job that has ended to be in another."""
+"""Seconds for the sites of a job that has ended, or cannot reach them any more, to be in another."""
 
 
 class Link:
@@ -38,10 +38,12 @@ class Link:
         """As a transport does; whom it lost is not asked here again."""
         found: dict[str, bytes | Lost] = {}
         order = {"sites": list(requests), "timeout": timeout, "enough": enough}
+        until = time.monotonic() + timeout
         write(self._stream, json.dumps(order).encode(), *requests.values())
         while outcome := json.loads(self._receive()):
             data = self._receive()
-            found[outcome["site"]] = Lost(f"did not answer within {timeout:g} s") if outcome["lost"] else data
+            lost = CUT if time.monotonic() < until else Lost(f"did not answer within {timeout:g} s")
+            found[outcome["site"]] = lost if outcome["lost"] else data
         self.sites -= {site for site, answer in found.items() if isinstance(answer, Lost)}
         return found
 
@@ -61,8 +63,9 @@ class Link:
 class FlareTransport:
     """The driver's end: hands envelopes to the jobs that hold the sites, whose sockets lie in a folder.
 
-    NVFlare ends a job for all of its sites when the process of one dies. Where somebody is there who begins another,
-    its sites are asked the same again: they answer a request once more, and no otherwise than before.
+    NVFlare ends a job for all of its sites when the process of one dies; and a site that was started again is not in
+    its job any more. Where somebody is there who begins another, sites are asked the same again: they answer a request
+    once more, and no otherwise than before.
     """
 
     def __init__(self, folder: Path, looked_after: Callable[[], bool] = lambda: False):
@@ -94,7 +97,8 @@ class FlareTransport:
         end = min(until, time.monotonic() + BACK)
         while (cut := {site for site in found if found[site] == CUT}) and self._looked_after():
             time.sleep(0.5)  # a job that is ending may still answer the door
-            if (now := time.monotonic()) > end:
+            answered = sum(isinstance(answer, bytes) for answer in found.values())
+            if (now := time.monotonic()) > end or answered >= enough:
                 break
             back = {site: requests[site] for site in sorted(cut & self.refresh())}
             found |= self._ask(back, until - now, len(back))
