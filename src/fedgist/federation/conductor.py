@@ -131,8 +131,8 @@ def session_of(admin_kit: Path, admin: str) -> Any:
 def main(federation: Path, admin: str) -> None:
     end_in_order()  # the folder goes, too
     where = federation / "server" / LINKS
-    if where.is_file():
-        _remove(Path(where.read_text(encoding="utf-8")))
+    if where.is_file() and (left := where.read_text(encoding="utf-8")):  # empty where one was killed as it wrote
+        _remove(Path(left))
     with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
         where.write_text(folder, encoding="utf-8")
         conductor, said = None, ""
