@@ -112,9 +112,10 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
     inputs = sources.from_sites(config, ["site"]) if config.partition == OWN else sources.from_dataset(config)
     inputs = standardisation.recalled(config, inputs, run)
     method: Any = methods.find("gist")(config.options, inputs.task)
-    ridge = method.ridge_from(changed.ridge(), changed.samples, changed.spread)
+    classifier = changed.ridge(method.wire)
+    ridge = method.ridge_from(classifier, changed.samples, changed.spread)
     state = dict(result.state)
-    fitted = {"mean": changed.mean, "weight": changed.ridge().weights(ridge)}
+    fitted = {"mean": changed.mean, "weight": classifier.weights(ridge)}
     fitted |= {"intercept": changed.labels / changed.samples, "ridge": torch.tensor(ridge)}
     state |= {name: tensor.to(state[name]) for name, tensor in fitted.items()}
     state |= {"sums": {name: tensor.to(state["weight"]) for name, tensor in packed(changed).items()}}
