@@ -58,6 +58,8 @@ def test_what_cannot_be_joined_or_left(options: list[str], why: str) -> None:
     for change in ("add", "remove"):
         assert why in call("gist", change, "run", "site", "--out", "changed", code=2)
     assert not Path("changed").exists()
+    if "clip=0.3" in options:  # the model itself says so, at a site that has nothing else
+        assert why in call("gist", "sums", "run", "site", "--out", "site.sums", code=2)
 
 
 def test_counts_of_hits_get_no_noise() -> None:

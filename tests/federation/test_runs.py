@@ -10,10 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 import fedgist
+from fedgist import storage
 from fedgist.cli import app
 from fedgist.data import datasets
 from fedgist.experiments.config import load, resolve
-from fedgist.experiments.folder import RunFolder
+from fedgist.experiments.folder import RunFolder, read_json
 from fedgist.experiments.progress import Silent
 from fedgist.experiments.report import tables
 from fedgist.experiments.report.runs import grouped, read
@@ -154,6 +155,15 @@ def test_a_site_joins_a_model_of_gist_and_leaves_it(
     assert "is there already" in says("add", "run-ab", "c/digits", "--out", "left", code=2)
     says("remove", "left", "a/digits", "--out", "one")
     assert "more samples of a class" in says("remove", "one", "a/digits", "--out", "wrong", code=2)
+    row, told = RunFolder(Path("joined")).rows()[-1], read_json(Path("joined/result.json"))
+    assert row["accuracy"] == told["accuracy"] == told["accuracy_max"] == pytest.approx(three.accuracy)
+    assert row["calibration_error"] == pytest.approx(three.metrics[-1]["calibration_error"], abs=1e-4)
+    assert "fairness" not in told and "state_sha256" not in told
+    kept = storage.load(Path("c.sums"))
+    storage.save({**kept, "labels": kept["labels"] - kept["labels"].max()}, Path("less.sums"))
+    storage.save({**kept, "products": 4 * kept["products"]}, Path("more.sums"))
+    assert "no part of the model's" in says("remove", "joined", "more.sums", "--out", "wrong", code=2)
+    assert "numbers that do not fit" in says("add", "joined", "less.sums", "--out", "wrong", code=2)
     Path("c.sums").write_bytes(b"nothing")
     assert "does not hold the sums of a site" in says("add", "run-ab", "c.sums", "--out", "wrong", code=2)
     assert not Path("wrong").exists()

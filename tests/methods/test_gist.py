@@ -115,6 +115,14 @@ def test_lambda_from_the_sums_is_the_same_for_every_split() -> None:
     assert found[0]["accuracy"] > best - 0.01
 
 
+@pytest.mark.parametrize("n", [20, 100, 250])
+def test_lambda_from_the_sums_of_fewer_samples_than_features(n: int) -> None:
+    """400 features. Nearly as good as the best of a grid, where W could fit every label without a ridge."""
+    parts = Rng(5).permutation(n).chunk(4)
+    found = fit(parts, {"orientations": 4, "ridge": "sums"})["accuracy"]
+    assert found > max(fit(parts, {"orientations": 4, "ridge": str(4.0**k)})["accuracy"] for k in range(-8, 4)) - 0.02
+
+
 def test_it_is_as_sure_as_it_is_right() -> None:
     """The calibration error is small for every split, and nothing is classified otherwise than by zW + ȳ."""
     inputs = digits()[0]
@@ -242,6 +250,7 @@ def test_numbers_that_are_no_numbers_are_said() -> None:
     ("options", "message"),
     [
         ({"ridge": "-1"}, "ridge must be sums, validation or a number above 0"),
+        ({"ridge": "1e-300"}, "from 1e-30 to 1e30, not '1e-300'"),
         ({"features": "wavelets"}, "unknown feature map 'wavelets'"),
         ({"scales": 3}, "needs images of 16×16"),
         ({"balance": True, "own": True}, "balance is for sums without noise and for the common head alone"),

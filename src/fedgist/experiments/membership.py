@@ -28,7 +28,12 @@ from fedgist.learning.evaluation import scores
 from fedgist.learning.ridge import symmetric, triangle
 from fedgist.learning.sums import Sums
 
+INEXACT = "joining and leaving are exact where nothing is clipped (clip from 2), mirrored, held out or a client's own"
+FOREIGN = 20
+"""So many times what rounding does, an eigenvalue below 0 is none: what was taken away was never there."""
 PARTS = ("features", "labels", "products", "targets")
+OF_ROUNDS = ("checkpoint", "metrics.jsonl", "fairness.json")
+"""What is about the model of the rounds alone."""
 
 
 def opened(run: Path) -> tuple[LinearModel, dict[str, torch.Tensor], trained.About]:
@@ -38,7 +43,10 @@ def opened(run: Path) -> tuple[LinearModel, dict[str, torch.Tensor], trained.Abo
     model = getattr(module, "_model", None)
     if module is None or about is None or not isinstance(model, LinearModel):
         raise FedgistError(f"{run} holds no model of gist, to which sums could be added")
-    return model, dict(module.state_dict()), about
+    w = dict(module.state_dict())
+    if w["head.clip"] < 2:
+        raise FedgistError(INEXACT)
+    return model, w, about
 
 
 def sums_of(run: Path, data: ClientData) -> Sums:
@@ -71,7 +79,8 @@ def read(path: Path, like: Sums) -> Sums:
         shapes = {name: tuple(found[name].shape) for name in found}
         wanted = {name: tuple(getattr(like, name).shape) for name in found}
         wanted["products"] = (len(like.mean) * (len(like.mean) + 1) // 2,)
-        if shapes != wanted or not all(bool(part.isfinite().all()) for part in found.values()):
+        finite = all(bool(part.isfinite().all()) for part in found.values())
+        if shapes != wanted or not finite or found["labels"].min() < 0:
             raise ValueError("sizes or numbers that do not fit")
         return Sums(**{**found, "products": symmetric(found["products"])}, scale=float(kept["scale"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,9 +100,7 @@ def known(run: RunFolder) -> tuple[RunConfig, results.Result, Sums]:
             "noise and masks are over a set of clients as a whole: make the run again with the other set"
         )
     if given.clip < 2 or given.mirrored or given.ridge == "validation" or given.own:
-        raise FedgistError(
-            "joining and leaving are exact where nothing is clipped (clip from 2), mirrored, held out or a client's own"
-        )
+        raise FedgistError(INEXACT)
     result = results.load(run)
     state = result.state
     if "sums" not in state or not state["answered"]:
@@ -112,9 +119,15 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
     inputs = sources.from_sites(config, ["site"]) if config.partition == OWN else sources.from_dataset(config)
     inputs = standardisation.recalled(config, inputs, run)
     method: Any = methods.find("gist")(config.options, inputs.task)
-    ridge = method.ridge_from(changed.ridge(), changed.samples, changed.spread)
+    wire = min(
+        method.wire, torch.float32, key=lambda dtype: torch.finfo(dtype).bits
+    )  # no state holds more than float32
+    classifier = changed.ridge(wire)
+    if classifier.noise * changed.samples > FOREIGN * classifier.rounding * sums.samples:
+        raise FedgistError("these sums are no part of the model's: what would be left are products of no samples")
+    ridge = method.ridge_from(classifier, changed.samples, changed.spread)
     state = dict(result.state)
-    fitted = {"mean": changed.mean, "weight": changed.ridge().weights(ridge)}
+    fitted = {"mean": changed.mean, "weight": classifier.weights(ridge)}
     fitted |= {"intercept": changed.labels / changed.samples, "ridge": torch.tensor(ridge)}
     state |= {name: tensor.to(state[name]) for name, tensor in fitted.items()}
     state |= {"sums": {name: tensor.to(state["weight"]) for name, tensor in packed(changed).items()}}
@@ -122,12 +135,14 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
     w = method.weights(state)
     judged = scores(method.model, w, inputs.test)
     (found,) = engines.executor("sequential").drive([judged])
-    shutil.copytree(run.path, out, ignore=shutil.ignore_patterns(*finishing.MADE_ANEW, "checkpoint"))
+    shutil.copytree(run.path, out, ignore=shutil.ignore_patterns(*finishing.MADE_ANEW, *OF_ROUNDS))
     told = trained.read_about(run.path / "model.json")
     told = dataclasses.replace(told, accuracy=found["accuracy"], fedgist=fedgist.__version__)
     trained.Trained(told, method.model, w).save(RunFolder(out).model)
-    later = dataclasses.replace(result, state=state, weights=w, accuracy=found["accuracy"])
-    before = read_json(run.result)
-    members = [*before.get("members", []), {"change": sign, "samples": round(site.samples)}]
-    results.save(later, RunFolder(out), {**before, "members": members})
+    RunFolder(out).append({**result.metrics[-1], **found})
+    accuracies = dict.fromkeys(("accuracy", "accuracy_max", "accuracy_best5"), found["accuracy"])
+    later = dataclasses.replace(result, state=state, weights=w, **accuracies)
+    said = {key: value for key, value in read_json(run.result).items() if key not in ("fairness", "state_sha256")}
+    members = [*said.get("members", []), {"change": sign, "samples": round(site.samples)}]
+    results.save(later, RunFolder(out), {**said, "members": members})
     return found["accuracy"]

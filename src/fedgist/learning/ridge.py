@@ -46,34 +46,39 @@ class Ridge:
     """UᵀV."""
     noise: float = 0.0
     """How far below 0 the least eigenvalue of S was, which has none there: what noise did to it."""
+    dtype: torch.dtype = torch.float32
+    """What S and V were rounded to."""
 
     @staticmethod
-    def of(products: Tensor, targets: Tensor) -> "Ridge":
+    def of(products: Tensor, targets: Tensor, dtype: torch.dtype = torch.float32) -> "Ridge":
         """From S and V, in float64."""
         if not (products.isfinite().all() and targets.isfinite().all()):
             raise FedgistError(
-                "the sums of the clients are not finite: look for NaN or infinity in their images, "
-                "and take wire=float32 where it is float16, which ends at 65,504"
+                "the sums of the clients are not finite: look for NaN, infinity or huge numbers in their data and in "
+                "what was learned, and take wire=float32 where it is float16, which ends at 65,504"
             )
         values, vectors = torch.linalg.eigh(products.double())
-        return Ridge(values.clamp_min(0), vectors, vectors.T @ targets.double(), max(0.0, -values[0].item()))
+        return Ridge(values.clamp_min(0), vectors, vectors.T @ targets.double(), max(0.0, -values[0].item()), dtype)
 
     @property
     def scale(self) -> float:
         """The mean eigenvalue, or 1 where there is nothing."""
         return self.eigenvalues.mean().item() or 1.0
 
-    def rounding(self, dtype: torch.dtype) -> float:
-        """How much S may have been moved by numbers that were rounded to `dtype`, as a bound on its eigenvalues' error.
+    @property
+    def rounding(self) -> float:
+        """How much S may have been moved by numbers that were rounded, as a bound on its eigenvalues' error.
 
         Entries err by at most ε/2 of themselves, independently: a symmetric matrix of deviation σ has eigenvalues up to
         2σ√d, and σ ≤ ε/2 · ‖S‖_F/d, which makes ε‖S‖_F/√d. A smaller λ would divide by what is only rounding.
         """
-        return torch.finfo(dtype).eps * torch.linalg.vector_norm(self.eigenvalues).item() / len(self.eigenvalues) ** 0.5
+        norm = torch.linalg.vector_norm(self.eigenvalues).item()
+        return torch.finfo(self.dtype).eps * norm / len(self.eigenvalues) ** 0.5
 
-    def least(self, dtype: torch.dtype) -> float:
+    @property
+    def least(self) -> float:
         """The least λ that is worth a try: what rounding may have done to S, or a fifth of what noise did to it."""
-        return max(self.rounding(dtype), NOISE * self.noise)
+        return max(self.rounding, NOISE * self.noise)
 
     def weights(self, ridge: float) -> Tensor:
         """W(λ)."""
@@ -84,11 +89,20 @@ class Ridge:
 
         n · RSS / (n − f)² with f = 1 + Σ e / (e + λ) degrees of freedom and, as V = Σ zyᵀ and S = Σ zzᵀ,
         RSS = Σ‖y − ȳ‖² − 2 tr(WᵀV) + tr(WᵀSW). `spread` is Σ‖y − ȳ‖².
+
+        Where there are no more samples than features, S has n − 1 eigenvalues at most, and all others are rounding. As
+        W then fits every label but for the ridge, RSS and n − f are differences of nearly equal numbers for small λ;
+        what the ridge leaves over, Σ r λ²/(e (e + λ)²) and Σ λ/(e + λ), is none. r are the squared rows of UᵀV.
         """
-        e, rotated = self.eigenvalues, self.rotated.square().sum(1)
-        explained = (rotated * (e + 2 * ridge) / (e + ridge).square()).sum().item()
-        freedom = samples - 1 - (e / (e + ridge)).sum().item()
-        return samples * max(0.0, spread - explained) / max(freedom, 1e-3) ** 2
+        e, r = self.eigenvalues, self.rotated.square().sum(1)
+        fitted, free = 0.0, samples - 1 - len(e)
+        if free <= 0:
+            rank = min(max(0, round(samples) - 1), int((e > self.rounding).sum()))
+            e, r = e[len(e) - rank :], r[len(e) - rank :]
+            fitted, free = (r * ridge**2 / (e * (e + ridge).square())).sum().item(), samples - 1 - rank
+        explained = (r * (e + 2 * ridge) / (e + ridge).square()).sum().item()
+        freedom = free + (ridge / (e + ridge)).sum().item()
+        return samples * max(fitted, spread - explained) / max(freedom, 1e-9) ** 2
 
     def best(self, samples: float, spread: float, among: Sequence[float]) -> float:
         """The λ whose error on samples that are left out would be least."""
@@ -140,6 +154,6 @@ def ridge_of(text: str) -> float:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise FedgistError(f"ridge must be sums, validation or a number above 0, not {text!r}")
+    if not 1e-30 <= number <= 1e30:  # beyond, W or λ itself is none that float32 can hold
+        raise FedgistError(f"ridge must be sums, validation or a number above 0, from 1e-30 to 1e30, not {text!r}")
     return number

@@ -53,8 +53,9 @@ class Sums:
         targets = self.targets - torch.outer(shift, self.labels - n / len(self.labels))
         return Sums(self.features, self.labels, products, targets, mean, self.scale)
 
-    def ridge(self) -> Ridge:
-        return Ridge.of(self.products, self.targets)
+    def ridge(self, dtype: torch.dtype) -> Ridge:
+        """Of sums that were rounded to this."""
+        return Ridge.of(self.products, self.targets, dtype)
 
     @property
     def spread(self) -> float:

@@ -173,7 +173,7 @@ class Gist(fg.OwnHeads[Config]):
         n = max(1.0, (counts := described.sum.labels.clamp_min(0)).sum().item())  # noise may make some negative
         prior, centre = counts / n, Centre(seed, self.on_wire(described.sum.features / n))
         multiplied = await fed.ask(described.ids, centre, Second)
-        classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets)
+        classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets, self.wire)
         if self.validated:
             ridge = await self.by_hits(classifier, centre, prior, multiplied.ids, fed)
         else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
@@ -191,7 +191,7 @@ class Gist(fg.OwnHeads[Config]):
 
     def ridges(self, classifier: Ridge, factors: list[float]) -> list[float]:
         """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
-        return [max(classifier.least(self.wire), classifier.scale * factor) for factor in factors]
+        return [max(classifier.least, classifier.scale * factor) for factor in factors]
 
     async def by_hits(self, fit: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation) -> float:
         """The candidate with the most hits on held-out samples; of equals the strongest."""
