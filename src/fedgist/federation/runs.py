@@ -240,7 +240,8 @@ def _architectures(known: Settled, found: Mapping[str, Introduced | Lost], patie
     for id, why in sorted(absent.items()):
         log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")
     if len(sites) - len(absent) < patience.sites:
-        raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
+        reasons = "; ".join(f"{id}: {why}" for id, why in sorted(absent.items()))
+        raise FedgistError(f"too few sites take part (--min-sites {patience.sites}; {reasons})")
     chosen = {id: model for id, model in models.items() if id not in absent}
     return tuple(chosen.get(id) or config.model for id in sorted(sites))  # dealt out in the order of the names
 
