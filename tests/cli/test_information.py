@@ -1,5 +1,6 @@
 """Commands that tell what there is: list, config, cite, help; they read the code, and do not wait for torch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,43 @@ def test_list_says_why_a_data_set_cannot_be_read():
     assert "digits" in readable
     assert "cifar10" not in readable
     assert "  cifar10         from a folder, and none is named with --data-dir or FEDGIST_DATA\n" in rest
+
+
+TABLE = 'target = "sick"\nclasses = ["no", "yes"]\n[numeric]\nage = {}\n'
+ROWS = "age,sick\n54.1,no\n60,yes\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"train.csv": ROWS}, "needs test.csv and columns.toml, which own/mine lacks"),
+        ({"notes.txt": ROWS}, "needs train.npz and test.npz, train.csv and test.csv with columns.toml, pictures in"),
+        ({"train.csv": ROWS.replace(",", ";")}, "own/mine/train.csv: its columns are separated by ';'; write commas"),
+        ({"train.csv": ROWS.encode("utf-16")}, "; save it as text in UTF-8 (in Excel: CSV UTF-8)"),
+        ({"columns.toml": "target = sick"}, "(at line 1, column 10)); docs/data.md shows such a file"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_explained(files, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("own/mine")
+    folder.mkdir(parents=True)
+    whole = {"train.csv": ROWS, "test.csv": ROWS, "columns.toml": TABLE} if "lacks" not in said else {}
+    for name, content in (({} if "notes.txt" in files else whole) | files).items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert said in call("run", "fedavg", "--dataset", "mine", "--data-dir", "own", code=2).stderr
+
+
+def test_a_folder_comes_before_the_data_set_of_a_package_that_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call("data", "export", "wine", "own", "--format", "csv")
+    rows = Path("own/wine/train.csv")
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:31]))
+    words = ["--dataset", "wine", "--data-dir", "own", "--clients", "3", "--rounds", "1", "--set", "steps=1"]
+    call("run", "fedavg", *words, "--set", "partition=iid", "--out", "run")
+    held = json.loads(Path("run/partition.json").read_text())
+    assert sum(map(sum, held["clients"].values())) == 30
+    line = call("run", "fedavg", "--dataset", "wine", "--data-dir", "onw", code=2).stderr
+    assert line == "fedgist: there is no folder onw, which --data-dir or FEDGIST_DATA names\n"
 
 
 def test_own_data_sets_are_listed_and_exported_ones_read():

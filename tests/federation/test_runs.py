@@ -113,6 +113,30 @@ def test_a_finish_across_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert own.accuracy > trained.accuracy + 0.1 and "deviation_between_clients" in own.metrics[-1]
 
 
+@pytest.mark.parametrize(("members", "answered"), [("abc", [2, 2, 2, 2]), ("a", [2, 2, 1, 1])])
+def test_a_run_goes_on_with_its_sites_when_others_have_come_or_left(
+    members: str, answered: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, id in enumerate("abc", 1):
+        datasets.export("digits", tmp_path / id, part=f"{number}/3")
+
+    def made(sites: str, rounds: int, resume: bool) -> Any:
+        @contextlib.contextmanager
+        def connected() -> Iterator[Wire]:
+            yield Wire(tmp_path, dict.fromkeys(sites, ""), 100)
+
+        def config(known: dict[str, Any]) -> Any:
+            return resolve({"method": "fedavg", "rounds": rounds, "steps": 2, "device": "cpu"}, known)
+
+        return runs.run(
+            runs.settle([*sites], config, tmp_path / "run", resume), connected, resume, Patience(), Silent()
+        )
+
+    made("ab", 2, resume=False)
+    assert [row["answered"] for row in made(members, 4, resume=True).metrics] == answered
+
+
 @pytest.mark.parametrize("balance", [False, True])
 def test_a_site_joins_a_model_of_gist_and_leaves_it(
     balance: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -151,6 +151,10 @@ def speaking(debug: bool) -> Iterator[None]:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # numpy's, and torch's of a CPU
             fail("this machine's memory is full: make batches, models or data smaller", 2, debug)
         what = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        from fedgist import methods  # imported here: it brings torch, which help must not wait for
+
+        if line := methods.line_elsewhere(error):  # the author of that file can mend it, and nobody else
+            fail(f"{line}: {what}; --debug shows how it came there", 1, debug)
         fail(f"internal error, please report it ({what}); --debug shows where", 1, debug)
 
 

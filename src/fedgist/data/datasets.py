@@ -134,17 +134,19 @@ def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form
 
 
 def _read(name: str, data_dir: str | Path | None) -> tuple[Images, Images]:
+    base = root(data_dir)
+    if base and not base.is_dir():
+        raise FedgistError(f"there is no folder {base}, which --data-dir or FEDGIST_DATA names")
+    is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
+    folder = base / name if base and is_plain else None
+    if folder and folder.is_dir() and (read := formats.find(folder)) is not None:
+        return read()
     if name == "digits":
         return _split(name, _digits())
     if name in tables.EMBEDDED:
         train, test = _split(name, tables.embedded(name))
         mean, std = _by_channel(train)
         return replace(train, mean=mean, std=std), replace(test, mean=mean, std=std)
-    base = root(data_dir)
-    is_plain = Path(name).name == name and name.strip(".")  # a name is a folder's name, never a way to another place
-    folder = base / name if base and is_plain else None
-    if folder and folder.is_dir() and (read := formats.find(folder)) is not None:
-        return read()
     if name == "mnist5k":
         return _split(name, _mnist5k())
     if name not in CARDS and not (folder and folder.is_dir()):

@@ -232,11 +232,11 @@ def write_npz(path: Path, images: Images) -> None:
 
 
 @contextmanager
-def naming_file(path: Path) -> Iterator[None]:
+def naming_file(path: Path, remedy: str = "fetch it again") -> Iterator[None]:
     """Damaged files fail in as many ways as zip, gzip and numpy have parts; what the user needs is the file's name."""
     try:
         yield
     except FedgistError:
         raise
     except Exception as error:
-        raise FedgistError(f"{path} is damaged or not what its name says ({error}); fetch it again") from error
+        raise FedgistError(f"{path} is damaged or not what its name says ({error}); {remedy}") from error

@@ -16,12 +16,22 @@ from fedgist.data import cifar, files, pictures, tables
 from fedgist.data.cards import EMNIST_FILES
 from fedgist.data.files import Images, Reader, check_forms, checked, naming_file, read_idx
 
+FILES = (
+    "train.npz and test.npz, train.csv and test.csv with columns.toml, pictures in train/CLASS/ and test/CLASS/, "
+    "or another of the formats in docs/data.md"
+)
 MEDMNIST_KEYS = {f"{split}_{part}" for split in ("train", "test") for part in ("images", "labels")}
 
 
 def find(folder: Path) -> Reader | None:
     """Who reads the folder, or None where no data set is whole."""
     return next((reader for look in FORMATS if (reader := look(folder)) is not None), None)
+
+
+def wanted(folder: Path) -> str:
+    """The files that would make a folder a data set: those that a table in it lacks, or one of the formats."""
+    lacking = [name for name in tables.FILES if not (folder / name).is_file()]
+    return FILES if lacking == list(tables.FILES) else " and ".join(lacking)
 
 
 def _find_npz_or_idx(folder: Path) -> Reader | None:

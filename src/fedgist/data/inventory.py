@@ -57,4 +57,6 @@ def missing_files(name: str, folder: Path | None) -> str:
     card = CARDS.get(name)
     if card and card.files and len(lacking) == 2:  # with one split there, the other is wanted in the same form
         return f"{card.files}, or train.npz and test.npz"
+    if card is None and folder and len(lacking) == 2:
+        return formats.wanted(folder)
     return " and ".join(map(wanted_files, lacking))

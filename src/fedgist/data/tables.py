@@ -30,6 +30,7 @@ from fedgist.data.files import Images, Reader, checked, naming_file
 
 EMBEDDED = ("breast_cancer", "wine")
 COLUMNS = "columns.toml"
+AS_TEXT = "save it as text in UTF-8 (in Excel: CSV UTF-8)"
 FILES = ("train.csv", "test.csv", COLUMNS)
 
 
@@ -78,7 +79,7 @@ def _read(folder: Path) -> tuple[Images, Images]:
 
 def read_columns(path: Path) -> Columns:
     """The public description of a table."""
-    with naming_file(path):
+    with naming_file(path, "docs/data.md shows such a file"):
         told = tomllib.loads(path.read_text("utf-8"))
     if strangers := told.keys() - {"target", "classes", "numeric", "categorical"}:
         raise FedgistError(f"{path}: {min(strangers)!r} is not known; it has target, classes, numeric and categorical")
@@ -131,8 +132,10 @@ def read_csv(path: Path, columns: Columns) -> Images:
 
 def read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     """The heading and the rows of a file."""
-    with naming_file(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with naming_file(path, AS_TEXT), path.open(encoding="utf-8-sig", newline="") as file:
         heading, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
+    if len(heading) == 1 and (other := set(heading[0]) & {";", "\t"}):
+        raise FedgistError(f"{path}: its columns are separated by {other.pop()!r}; write commas, and 54.1, not 54,1")
     if not rows:
         raise FedgistError(f"{path}: it needs a heading and rows")
     if len(heading) != len(set(heading)):

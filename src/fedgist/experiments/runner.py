@@ -329,6 +329,7 @@ class _Run:
         inputs = self.inputs
         held = {"clients": inputs.counts, "classes": inputs.task.classes, "sha256": inputs.sha256}
         where, what = provenance.environment(self.config.device), self._about()
+        where |= {"sites": [*inputs.info]} if self.config.partition == OWN else {}
         saved = folder.open(configs.dump(self.config), held, inputs.parts, where, what)
         self.rows = folder.rows()
         privacy.keep_books(self.engine.layer, folder)

@@ -19,7 +19,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import privacy, runner, security, standardisation
 from fedgist.experiments.config import OWN, RunConfig
-from fedgist.experiments.folder import RunFolder, default_folder
+from fedgist.experiments.folder import RunFolder, default_folder, read_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.experiments.progress import Progress
 from fedgist.federation import gains
@@ -55,6 +55,11 @@ class Settled:
     sites: Sequence[str]
     """Those that take part; a helper does not."""
     helper: str = ""
+
+
+def _begun_with(folder: RunFolder) -> list[str]:
+    """The sites of a run that goes on: who has become a member since is not in its state, and who has left is away."""
+    return read_json(folder.environment).get("sites", []) if folder.environment.is_file() else []
 
 
 def run(
@@ -157,10 +162,9 @@ def settle(
     where that is a `package:factory` which the operator of the server has named.
     """
     known = {"clients": len(sites), "partition": OWN}
-    asked = config(known)
-    if helper := security.helper(asked, sites):
-        sites = [site for site in sites if site != helper]
-        asked = config(known := {**known, "clients": len(sites)})
+    helper = security.helper(config(known), sites)
+    sites = (_begun_with(RunFolder(out)) if resume and out else []) or [site for site in sites if site != helper]
+    asked = config(known := {**known, "clients": len(sites)})
     named: dict[str, Model] = {}
     if code:
         model = sources.from_code(asked, code)
@@ -240,7 +244,8 @@ def _architectures(known: Settled, found: Mapping[str, Introduced | Lost], patie
     for id, why in sorted(absent.items()):
         log.warning(f"site {id} does not take part: {why}; to join this run later, it has to run {config.model}")
     if len(sites) - len(absent) < patience.sites:
-        raise FedgistError(f"fewer than {patience.sites} sites take part: {'; '.join(absent.values())}")
+        reasons = "; ".join(f"{id}: {why}" for id, why in sorted(absent.items()))
+        raise FedgistError(f"too few sites take part (--min-sites {patience.sites}; {reasons})")
     chosen = {id: model for id, model in models.items() if id not in absent}
     return tuple(chosen.get(id) or config.model for id in sorted(sites))  # dealt out in the order of the names
 

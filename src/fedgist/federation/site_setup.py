@@ -186,8 +186,6 @@ def read_images(folder: Path) -> tuple[Images, Images]:
     reader = formats.find(folder)
     if reader is None:
         raise FedgistError(
-            f"{folder} holds no data set with both a train and a test split: it needs train.npz and test.npz, "
-            "train.csv and test.csv with columns.toml, pictures in train/CLASS/ and test/CLASS/, or another of the "
-            "formats in docs/data.md"
+            f"{folder} holds no data set with both a train and a test split: it needs {formats.wanted(folder)}"
         )
     return reader()

@@ -73,6 +73,14 @@ def _explain(error: Exception, name: str) -> str:
     return f"{where}: {type(error).__name__}: {getattr(error, 'msg', error)}"
 
 
+def line_elsewhere(error: Exception) -> str | None:
+    """The last line of a file from FEDGIST_METHODS that an error came through, if it did."""
+    folders = getattr(sys.modules.get(ELSEWHERE), "__path__", ())
+    trace = traceback.extract_tb(error.__traceback__)
+    lines = [f"{at.filename}, line {at.lineno}" for at in trace if str(Path(at.filename).parent) in folders]
+    return lines[-1] if lines else None
+
+
 def _file(method: type[Method[Any]]) -> str | None:
     return sys.modules[method.__module__].__file__
 

@@ -451,7 +451,7 @@ def test_too_few_sites_stop_the_run(tmp_path: Path) -> None:
     relay.away = lambda id, data: id != "0" and place(data)[0] == 2
     engine = relay.engine(patience=Patience(sites=3))
     engine.run_round()
-    with pytest.raises(FedgistError, match="fewer than 3 sites are left"):
+    with pytest.raises(FedgistError, match=r"too few sites are left \(--min-sites 3; "):
         engine.run_round()
 
 

@@ -110,7 +110,8 @@ def test_budgets_end_a_run_at_the_right_round(tmp_path: Path, caplog: pytest.Log
         assert run.run_round().answered == 3 and run.rounds_done == done
     assert not torch.equal(run.state["counts"], torch.tensor([3.0, 6.0]))
     with pytest.raises(
-        fg.FedgistError, match=r"sites are left \(a: the privacy budget of this data set is spent: ε = 2"
+        fg.FedgistError,
+        match=r"sites are left \(--min-sites \d; a: the privacy budget of this data set is spent: ε = 2",
     ):
         run.run_round()
     assert "site a: failed: the privacy budget of this data set is spent" in caplog.text  # in the site's own log

@@ -118,7 +118,9 @@ def test_the_first_answers_may_be_enough(tmp_path: Path) -> None:
 def test_too_few_sites_to_begin_with(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     wire.hosts["b"] = host(tmp_path, "b", rules=Policy(methods=("fedavg",)))
-    with pytest.raises(FedgistError, match=r"fewer than 3 sites are left \(b: refused: its policy does not allow"):
+    with pytest.raises(
+        FedgistError, match=r"too few sites are left \(--min-sites 3; b: refused: its policy does not allow"
+    ):
         engine(wire, sites=3).run_round()
     assert engine(wire, sites=2).run_round().answered == 2
 
@@ -129,7 +131,9 @@ def test_a_run_that_has_lost_its_sites_stops(tmp_path: Path) -> None:
     federation = engine(wire)
     federation.run_round()
     wire.spoil = lambda id, data: Lost("is switched off")
-    with pytest.raises(FedgistError, match=r"fewer than 1 sites are left .a: is switched off; b: .*--resume"):
+    with pytest.raises(
+        FedgistError, match=r"too few sites are left \(--min-sites 1; a: is switched off; b: .*--resume"
+    ):
         federation.run_round()
     assert federation.rounds_done == 1
 

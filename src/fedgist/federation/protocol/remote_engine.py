@@ -385,7 +385,9 @@ class RemoteEngine(Engine):
         """A run with too few sites stops where it is, rather than skip what is left of it."""
         if len(self.ids) - len(self.gone) < self.patience.sites:
             reasons = "; ".join(f"{id}: {why}" for id, why in sorted(self.gone.items()))
-            raise FedgistError(f"fewer than {self.patience.sites} sites are left ({reasons}); go on with --resume")
+            raise FedgistError(
+                f"too few sites are left (--min-sites {self.patience.sites}; {reasons}); go on with --resume"
+            )
 
 
 def ask_introductions(
