@@ -220,7 +220,7 @@ def test_the_environment_names_the_folder_unless_one_is_passed(tmp_path: Path, m
     monkeypatch.setenv("FEDGIST_DATA", str(tmp_path))
     assert len(load("own")[0]) == 20
     assert "own" in inventory.readable()
-    with pytest.raises(FedgistError, match="there is no folder .*elsewhere, which --data-dir"):
+    with pytest.raises(FedgistError, match=r"there is no folder .*elsewhere, which --data-dir"):
         load("own", tmp_path / "elsewhere")
 
 
