@@ -248,16 +248,16 @@ def test_a_defect_ends_with_1_and_says_in_which_client(monkeypatch):
 
 
 def test_a_mistake_in_a_method_of_ones_own_names_its_line(tmp_path, monkeypatch):
-    own = tmp_path / "methods" / "mine.py"
+    own = tmp_path / "methods" / "mistaken.py"
     own.parent.mkdir()
-    code = Path(methods.__file__).with_name("fedavg.py").read_text().replace('"fedavg"', '"mine"')
+    code = Path(methods.__file__).with_name("fedavg.py").read_text().replace('"fedavg"', '"mistaken"')
     opening = next(line for line in code.splitlines() if "async def update(" in line)
     own.write_text(code.replace(opening, f"{opening}\n        1 / 0"))
     line = code.splitlines().index(opening) + 2
     monkeypatch.setenv("FEDGIST_METHODS", str(own.parent))
     methods.registry.cache_clear()
     try:
-        result = call("run", "mine", *TINY, "--quiet", code=1)
+        result = call("run", "mistaken", *TINY, "--quiet", code=1)
     finally:
         methods.registry.cache_clear()
     assert result.stderr.startswith(f"fedgist: {own}, line {line}: ZeroDivisionError: division by zero in client 0, ")
