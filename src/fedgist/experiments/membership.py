@@ -119,10 +119,8 @@ def change(run: RunFolder, site: Sums, sign: int, out: Path) -> float:
     inputs = sources.from_sites(config, ["site"]) if config.partition == OWN else sources.from_dataset(config)
     inputs = standardisation.recalled(config, inputs, run)
     method: Any = methods.find("gist")(config.options, inputs.task)
-    wire = min(
-        method.wire, torch.float32, key=lambda dtype: torch.finfo(dtype).bits
-    )  # no state holds more than float32
-    classifier = changed.ridge(wire)
+    # a run keeps its sums in float32, however they came
+    classifier = changed.ridge(torch.float16 if method.wire == torch.float16 else torch.float32)
     if classifier.noise * changed.samples > FOREIGN * classifier.rounding * sums.samples:
         raise FedgistError("these sums are no part of the model's: what would be left are products of no samples")
     ridge = method.ridge_from(classifier, changed.samples, changed.spread)
