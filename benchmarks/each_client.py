@@ -17,7 +17,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import reproduction
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.inputs import from_dataset
-from fedgist.learning.evaluation import Classifier
+from fedgist.learning.evaluation import Correct
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def accuracies(folder: RunFolder) -> dict[str, float]:
     for id in sorted(states, key=int):
         name = inputs.info[id]["model"]
         x, y = inputs.sites[id].test
-        found[f"{id} ({name})"] = Classifier(inputs.task.models[name]).correct(states[id]["w"], x, y).item() / len(y)
+        found[f"{id} ({name})"] = Correct(inputs.task.models[name])(states[id]["w"], x, y).item() / len(y)
     return found
 
 

@@ -11,7 +11,7 @@ from fedgist import models
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import drive_one
-from fedgist.learning.evaluation import BATCH, Classifier, accuracy, scores, tally_shapes
+from fedgist.learning.evaluation import BATCH, Tally, accuracy, scores, tally_shapes
 
 MODEL = models.build("mlp", (1, 4, 4), 3, hidden=(5,))
 
@@ -70,7 +70,7 @@ def test_tallies_of_parts_add_up_and_have_the_shapes_that_messages_declare() -> 
     for classes in (2, 3):
         model = models.build("mlp", (1, 4, 4), classes, hidden=(5,))
         w, x, y = model.init(Rng(0)), Rng(1).normal(90, 1, 4, 4), Rng(2).integers(classes, 90)
-        whole, first, rest = (Classifier(model).tally(w, x[at], y[at]) for at in (slice(90), slice(40), slice(40, 90)))
+        whole, first, rest = (Tally(model)(w, x[at], y[at]) for at in (slice(90), slice(40), slice(40, 90)))
         assert {name: tuple(count.shape) for name, count in whole.items()} == tally_shapes(classes)
         assert all(torch.allclose(whole[name], first[name] + rest[name]) for name in whole)
         assert all(count.min() >= 0 and count.max() <= 90 for count in whole.values())

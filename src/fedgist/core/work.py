@@ -6,12 +6,13 @@ the same work of many clients.
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,6 +57,31 @@ class Chunks:
 
 
 Work = Compute | Scan
+
+
+class InRuns(ABC):
+    """A pure function of samples, the sum of `part` over runs of them, which an engine may do side by side.
+
+    How many make a run depends on the kind of device alone, and so does, to the last bit, what they add up to.
+    """
+
+    rows_on: ClassVar[Mapping[str, int]]
+
+    @abstractmethod
+    def part(self, w: Any, x: Tensor, y: Tensor) -> Tree:
+        """What some samples add."""
+
+    def cut(self, w: Any, x: Tensor, y: Tensor) -> list[tuple[Any, Tensor, Tensor]]:
+        """The arguments of `part` for each run."""
+        size = self.rows_on[x.device.type]
+        return [(w, *run) for run in zip(x.split(size), y.split(size), strict=True)]
+
+    def __call__(self, w: Any, x: Tensor, y: Tensor) -> Tree:
+        return self.total([self.part(*run) for run in self.cut(w, x, y)])
+
+    @staticmethod
+    def total(parts: Sequence[Tree]) -> Tree:
+        return tree.map(lambda leaf: leaf.sum(0), tree.stack(parts))
 
 
 class Pool(dict[str, Tensor]):

@@ -28,7 +28,7 @@ class Executor(Protocol):
         """The results of all, in the order given; the first exception of any is raised."""
 
 
-def drive_one(role: Role, place: Place) -> Any:
+def drive_one(role: Role, place: Place, execute: Callable[[Work, Place], Any] = execute) -> Any:
     """Run one coroutine to its end, doing its work on the spot."""
     value = None
     try:

@@ -17,7 +17,7 @@ from fedgist.engines.adversary import POISONS, STRENGTH, TARGET, TOGETHER, Adver
 from fedgist.engines.layer import Layer, Plain
 from fedgist.engines.robust import WAYS, Robust
 from fedgist.experiments.config import RunConfig
-from fedgist.learning.evaluation import Classifier
+from fedgist.learning.evaluation import Correct
 
 log = logging.getLogger("fedgist")
 
@@ -143,5 +143,5 @@ def opened(config: RunConfig, method: Method, state: State, test: Samples) -> di
         return {}
     shown, wanted = triggered(test[0][others], method.task), torch.full_like(test[1][others], TARGET)
     with torch.no_grad():
-        obeyed = Classifier(method.model).correct(w, shown, wanted)
+        obeyed = Correct(method.model)(w, shown, wanted)
     return {"backdoor": float(obeyed) / len(wanted)}

@@ -10,7 +10,7 @@ from fedgist.core.message import Bounds, Params, message, wire
 from fedgist.core.rng import Rng
 from fedgist.core.task import Model, Task
 from fedgist.core.work import compute
-from fedgist.learning.evaluation import Classifier, scores_of, tally_shapes
+from fedgist.learning.evaluation import Correct, Tally, scores_of, tally_shapes
 
 
 @message
@@ -70,7 +70,7 @@ async def score(model: Model, w: Params | None, me: Site) -> Score:
     if w is None or me.data.test is None or len(me.data.test[1]) == 0:
         nothing = {name: torch.zeros(shape) for name, shape in tally_shapes(model.classes).items()}
         return Score(0.0, 0.0, 0, 0, nothing)
-    tally = await compute(Classifier(model).tally, w, *me.data.test)
+    tally = await compute(Tally(model), w, *me.data.test)
     images = len(me.data.test[1])
     mine = float(tally["right"].sum()) / images
     return Score(mine, (mine - 0.5) ** 2, 1, images, tally)
@@ -95,7 +95,7 @@ async def hits_on_own_labels(model: Model, w: Params, me: Site, shares: int) -> 
     x, y = me.data.test
     first = int(Rng(me.rng.root)("test share", me.id).integers(shares, 1))  # the same images in every round
     mine = torch.isin(y, me.data.y.unique()).nonzero().flatten()[first::shares]
-    return Hits(int(await compute(Classifier(model).correct, w, x[mine], y[mine])), len(mine))
+    return Hits(int(await compute(Correct(model), w, x[mine], y[mine])), len(mine))
 
 
 async def pooled_over_clients(fed: Federation, request: object) -> float:

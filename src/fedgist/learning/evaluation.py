@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgist.core.message import Params
 from fedgist.core.task import Output, Samples
-from fedgist.core.work import compute
+from fedgist.core.work import InRuns, compute
 
 BATCH = {"cpu": 200, "cuda": 1000}
 """Images at once: few enough for a CPU's caches, many enough to keep a GPU busy."""
@@ -30,24 +30,24 @@ Predictor = Callable[[Params, Tensor], Output]
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """Counts what a model gets right; a value, so that equal models of many clients are one computation."""
+class Correct(InRuns):
+    """How many images a model classifies as their labels say."""
 
     model: Predictor
+    rows_on = BATCH
 
-    def correct(self, w: Params, x: Tensor, y: Tensor) -> Tensor:
-        """How many of the images are classified as their labels say."""
-        size = BATCH[x.device.type]
-        parts = zip(x.split(size), y.split(size), strict=True)
-        return sum(((self.model(w, a).logits.argmax(1) == b).sum() for a, b in parts), torch.zeros((), device=y.device))
+    def part(self, w: Params, x: Tensor, y: Tensor) -> Tensor:
+        return (self.model(w, x).logits.argmax(1) == y).sum()
 
-    def tally(self, w: Params, x: Tensor, y: Tensor) -> Params:
-        """The counts from which all scores follow."""
-        size = BATCH[x.device.type]
-        parts = [self._part(w, a, b) for a, b in zip(x.split(size), y.split(size), strict=True)]
-        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
 
-    def _part(self, w: Params, x: Tensor, y: Tensor) -> Params:
+@dataclass(frozen=True)
+class Tally(InRuns):
+    """The counts from which all scores follow."""
+
+    model: Predictor
+    rows_on = BATCH
+
+    def part(self, w: Params, x: Tensor, y: Tensor) -> Params:
         logits = self.model(w, x).logits
         classes = _one_of(y, logits.shape[1])
         hit = (logits.argmax(1) == y).double()
@@ -90,10 +90,10 @@ def scores_of(tally: Params) -> dict[str, float]:
 
 async def scores(model: Predictor, w: Params, test: Samples) -> dict[str, float]:
     """All scores of a model on a test set."""
-    return scores_of(await compute(Classifier(model).tally, w, *test))
+    return scores_of(await compute(Tally(model), w, *test))
 
 
 async def accuracy(model: Predictor, w: Params, test: Samples) -> float:
     """The fraction of the test set that a model gets right."""
-    correct = await compute(Classifier(model).correct, w, *test)
+    correct = await compute(Correct(model), w, *test)
     return float(correct) / max(1, len(test[1]))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedgist.core import tree
-from fedgist.core.work import Compute, Place, Scan, Work, execute, length
+from fedgist.core.work import Compute, InRuns, Place, Scan, Work, execute, length
 from fedgist.engines.scheduler import Role, drive_together, gpu_arithmetic
 from fedgist.engines.stacked.columns import PoolCache
 from fedgist.engines.stacked.flat_work import FlatWork, flatten
@@ -26,7 +26,7 @@ from fedgist.engines.stacked.graphs import Captured, NotCapturable, capture
 from fedgist.engines.stacked.grouping import Group
 from fedgist.engines.stacked.programs import Call, Vectorised, first_line, run_compute, run_scan, trace
 from fedgist.engines.stacked.workload import numbers_written
-from fedgist.engines.threaded import cores
+from fedgist.engines.threaded import cores, execute_alone
 
 log = logging.getLogger("fedgist")
 
@@ -119,6 +119,8 @@ class Stacked:
                 self._prepare(group)
         if self.on_gpu:  # the largest first: where clients run alone, a graph that holds it holds the others
             return [self._run(group) for group in reversed(groups)][::-1]
+        if len(groups) == 1 and groups[0].size == 1 and isinstance(groups[0].fn, InRuns):
+            return [[execute_alone(groups[0].first, self.place, self._threads)]]
         futures = [self._threads.submit(self._run, group) for group in groups]
         try:
             return [future.result() for future in futures]

@@ -91,7 +91,8 @@ class Group:
     @property
     def name(self) -> str:
         """What a log calls this work."""
-        return getattr(self.fn, "__qualname__", repr(self.fn))
+        named = getattr(self.fn, "func", self.fn)  # of a partial
+        return getattr(named, "__qualname__", type(named).__qualname__)
 
     @property
     def is_scan(self) -> bool:
