@@ -61,9 +61,10 @@ is what its preset states (1 point for FedDM and 2 for the others, about what se
 ratio of bytes), or the paper's own ± where that is larger. Behind ± in *ours* is the standard deviation over seeds, for
 *five best rounds* over seeds and rounds, as FedGen's code has it. Cells that did not run are named, and count for
 nothing. *hours left*: of one core ({machine}), from a few timed steps, for all seeds of the cells that have not run; to
-be divided by the cores at work. A GPU takes a small part of that. Below a table is every command that made some of it,
-with the commit where it is found as it was then (`python benchmarks/…`: scripts that the presets have replaced); a
-plus, there and behind a number of seeds, marks a checkout with changes of its own.
+be divided by the cores at work. A GPU takes a small part of that: `benchmarks/evidence.toml` lists what is worth most
+of what has not run, with its GPU seconds, and `benchmarks/lanes.py` makes it. Below a table is every command that
+made some of it, with the commit where it is found as it was then (`python benchmarks/…`: scripts that the presets
+have replaced); a plus, there and behind a number of seeds, marks a checkout with changes of its own.
 """
 
 
