@@ -102,6 +102,33 @@ def test_one_machine_makes_the_seeds_that_another_left():
     assert said["cells"]["avg, a=1"]["seeds"] == ["0", "1"]
 
 
+def test_what_a_changed_checkout_made_gives_way_to_an_unchanged_one(monkeypatch):
+    """Also where it gives the same number; what an unchanged one made stays, whatever the other has."""
+
+    def made_at(commit: str, *arguments: str) -> dict[str, dict[str, object]]:
+        monkeypatch.setattr(reproduction, "_commit", lambda: commit)
+        call("toy/table", "--only", "avg, a=1", "--jobs", "1", "--device", "cpu", *arguments)
+        return cells(Path(arguments[-1]) / "results" / "toy-table.json")
+
+    def cells(path: Path) -> dict[str, dict[str, object]]:
+        return json.loads(path.read_text())["cells"]["avg, a=1"]
+
+    made_at("abc1234+", "--seeds", "1", "--out", "here")
+    before = made_at("def5678", "--seeds", "1,", "--out", "here")
+    there = made_at("0123abc", "--seeds", "2", "--out", "there")
+    there["numbers"]["1"] = [77.0]  # another machine's seed 1 is its own
+    kept = json.loads(Path("there/results/toy-table.json").read_text())
+    kept["cells"]["avg, a=1"] = there
+    Path("there/results/toy-table.json").write_text(json.dumps(kept))
+    call("toy/table", "--add", "there/results", "--results", "here/results")
+    after = cells(Path("here/results/toy-table.json"))
+    assert [(made["commit"], made["seeds"]) for made in before["made"]] == [("abc1234+", ["0"]), ("def5678", ["1"])]
+    assert [(made["commit"], made["seeds"]) for made in after["made"]] == [("def5678", ["1"]), ("0123abc", ["0"])]
+    assert after["numbers"] == before["numbers"]
+    call("toy/table", "--add", "here/results", "--results", "there/results")
+    assert cells(Path("there/results/toy-table.json"))["numbers"]["1"] == [77.0]
+
+
 def test_a_run_that_was_timed_elsewhere_is_estimated(tmp_path, monkeypatch):
     runs = {cell.run: 50.0 for cell in presets.available()["toy/table"].cells}
     (tmp_path / "table.json").write_text(json.dumps({"machine": "M", "calibration": 2.0, "seconds": runs}))

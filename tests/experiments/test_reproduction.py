@@ -330,7 +330,7 @@ def test_results_of_before_are_read(tmp_path: Path) -> None:
     (tmp_path / "p-t.json").write_text(json.dumps({"cells": {"a": old}}))
     known = reproduction.load(preset, [tmp_path])["a"]
     assert known.made == ({"command": "c", "commit": "1+", "seeds": ["0", "1"]},)
-    assert known.changed
+    assert known.changed == {"0", "1"}
     assert known.curves == {}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import fedgist
 from fedgist.core.errors import FedgistError, unknown
@@ -25,6 +25,8 @@ from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.results import best_five
 from fedgist.experiments.workers import Job
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,32 @@ class Found:
         return {seed: statistics.fmean(numbers) for seed, numbers in self.numbers.items()}
 
     @property
-    def changed(self) -> bool:
-        """Whether a checkout with changes of its own made any of it."""
-        return any(str(origin.get("commit")).endswith("+") for origin in self.made)
+    def changed(self) -> set[str]:
+        """The seeds that a checkout with changes of its own made."""
+        return {seed for origin in self.made if str(origin.get("commit")).endswith("+") for seed in origin["seeds"]}
+
+    @property
+    def sure(self) -> set[str]:
+        """The seeds that the commit which is named made."""
+        return self.numbers.keys() - self.changed
+
+    def lacks(self, other: "Found") -> set[str]:
+        """The seeds of another that this has not, or of a changed checkout where the other's is of an unchanged one."""
+        return (other.numbers.keys() - self.numbers.keys()) | (other.sure & self.changed)
+
+    def only(self, seeds: set[str]) -> "Found":
+        """Some of its seeds."""
+        made = [{**origin, "seeds": [seed for seed in origin["seeds"] if seed in seeds]} for origin in self.made]
+        sizes = _some(self.sizes, seeds)
+        means = _means(sizes) if sizes else {name: getattr(self, name) for name in SIZES}
+        return dataclasses.replace(
+            self,
+            numbers=_some(self.numbers, seeds),
+            made=tuple(origin for origin in made if origin["seeds"]),
+            curves=_some(self.curves, seeds),
+            sizes=sizes,
+            **means,
+        )
 
     @property
     def values(self) -> list[float]:
@@ -223,6 +248,10 @@ def collect(preset: Preset, seeds: Sequence[int], out: Path, about: Mapping[str,
     return found
 
 
+def _some(known: Mapping[str, T], seeds: set[str]) -> dict[str, T]:
+    return {seed: value for seed, value in known.items() if seed in seeds}
+
+
 def _means(sizes: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     return dict(zip(SIZES, map(statistics.fmean, zip(*sizes.values(), strict=True)), strict=True))
 
@@ -299,8 +328,12 @@ def _found(kept: Mapping[str, Any]) -> Found:
 
 
 def _added(before: Found, found: Found) -> Found:
-    """What was known of a cell and what a command found; a seed stays with the command that first gave its number."""
+    """What was known of a cell and what a command found; a seed stays with the command that first gave its number.
+
+    But a number of a changed checkout that an unchanged one gives again is the latter's.
+    """
     new = {seed for seed, numbers in found.numbers.items() if before.numbers.get(seed) != numbers}
+    new |= before.changed & found.sure
     origins: list[dict[str, Any]] = []
     for made, theirs in ((before.made, before.numbers.keys() - new), (found.made, new)):
         for origin in made:
@@ -329,14 +362,17 @@ def save(preset: Preset, results: Results, folder: Path) -> Path:
 
 
 def add(preset: Preset, theirs: Path, folder: Path) -> None:
-    """Adds what was found elsewhere: the cells of which the other folder has a seed that this one lacks."""
+    """Adds the seeds that were found elsewhere and lack here."""
     if not path_of(preset, theirs).is_file():
         raise FedgistError(
             f"{path_of(preset, theirs)} is not there: --add wants a folder with results of {preset.name}"
         )
-    seeds = {name: found.numbers.keys() for name, found in load(preset, [folder]).items()}
-    found = load(preset, [theirs]).items()
-    save(preset, {name: cell for name, cell in found if cell.numbers.keys() - seeds.get(name, set())}, folder)
+    ours, gained = load(preset, [folder]), {}
+    for name, found in load(preset, [theirs]).items():
+        lacking = ours[name].lacks(found) if name in ours else found.numbers.keys()
+        if lacking:
+            gained[name] = found.only(set(lacking))
+    save(preset, gained, folder)
 
 
 def about(command: str) -> dict[str, Any]:

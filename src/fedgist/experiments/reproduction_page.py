@@ -215,7 +215,7 @@ def cell_row(cell: Cell, found: Found | None, size: Callable[[float], str]) -> l
         size(found.bytes_down),
         f"{found.seconds:.0f}" if found.seconds >= 10 else f"{found.seconds:.1f}",
     ]
-    return [cell.name, paper, ours, difference, verdict, *sizes, f"{len(found.numbers)}{' +' * found.changed}"]
+    return [cell.name, paper, ours, difference, verdict, *sizes, f"{len(found.numbers)}{' +' if found.changed else ''}"]
 
 
 def _digits(cell: Cell) -> int:
