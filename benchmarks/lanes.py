@@ -1,15 +1,19 @@
 """Cells of the papers' tables side by side on one GPU, in the order of a list, in the time that there is.
 
-    python benchmarks/lanes.py benchmarks/evidence.toml --minutes 27 --out runs/lanes
+    python benchmarks/lanes.py run benchmarks/evidence.toml --minutes 27 --out runs/lanes
+    python benchmarks/lanes.py take runs/lanes/results.tgz --commit 1234abc
 
 A lane is a process of `fedgist reproduce`, which leaves part of an H200 idle: five, with NVIDIA's MPS where it is
 there, have 1.4 to 1.5 times the throughput of one. The list names cells with their seeds and the seconds that a seed of
 one takes alone. What is published is passed over, what lacks its data set waits for it, and nothing is begun that would
-hardly end in time. Results of every job lie in OUT/results, all of them in OUT/results.tgz after each, and
-`fedgist reproduce PRESET --add FOLDER --results docs/results` takes them; a run that several presets show is in each.
+hardly end in time. Results of every job lie in OUT/results, all of them in OUT/results.tgz after each; a run that
+several presets show is in each. `take` adds them to what is published, and writes docs/reproduction.md anew; --commit
+is that of the tree they were made from, where it had no history of its own. It may be given again, with what has come
+since.
 """
 
 import argparse
+import json
 import os
 import shlex
 import shutil
@@ -17,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -25,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from fedgist.data import inventory
-from fedgist.experiments import presets, reproduction
+from fedgist.experiments import presets, reproduction, reproduction_page
+from fedgist.experiments.folder import write_json
 
-PUBLISHED = Path(__file__).parents[1] / "docs" / "results"
+DOCS = Path(__file__).parents[1] / "docs"
 CROWDED = 2.0
 """How many times its seconds alone a job may take beside others."""
 
@@ -63,7 +69,7 @@ def jobs(entry: dict[str, Any], known: dict[str, presets.Preset]) -> Iterator[Jo
         cells = [cell for cell in preset.cells if presets.matches(cell, words)]
         if len({cell.run for cell in cells}) != 1:
             sys.exit(f"{preset.name}: {words!r} names no run, or several: {[cell.name for cell in cells]}")
-        run, published = cells[0].run, reproduction.load(preset, [PUBLISHED]).get(cells[0].name)
+        run, published = cells[0].run, reproduction.load(preset, [DOCS / "results"]).get(cells[0].name)
         seeds = tuple(s for s in entry["seeds"] if published is None or str(s) not in published.numbers)
         if seeds:
             others = [(other.name, name) for other in known.values() for name in made_by(run, other)]
@@ -125,15 +131,7 @@ def share_the_gpu(out: Path) -> None:
         subprocess.run([control, "-d"], check=False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("list", type=Path)
-    parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lanes", type=int, default=5)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--scale", default="full")
-    options = parser.parse_args()
+def run(options: argparse.Namespace) -> None:
     known = presets.available(options.scale)
     entries = tomllib.loads(options.list.read_text("utf-8"))["cells"]
     waiting = [job for entry in entries for job in jobs(entry, known)]
@@ -153,6 +151,41 @@ def main() -> None:
     finally:
         lanes.stop()
     lanes.note("done")
+
+
+def take(options: argparse.Namespace) -> None:
+    known = presets.available()
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(options.results) as packed:
+            packed.extractall(folder, filter="data")
+        for path in sorted(Path(folder).glob("results/*/*.json")):
+            content = json.loads(path.read_text("utf-8"))
+            for cell in content["cells"].values():
+                for origin in cell["made"]:
+                    origin["commit"] = origin["commit"] or options.commit
+            write_json(path, content)
+            reproduction.add(known[content["preset"]], path.parent, DOCS / "results")
+            print(f"{content['preset']}: {'; '.join(content['cells'])}")
+    reproduction_page.write(DOCS / "reproduction.md", DOCS / "results")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    calls = parser.add_subparsers(required=True)
+    made = calls.add_parser("run", help="make what a list names")
+    made.add_argument("list", type=Path)
+    made.add_argument("--minutes", type=float, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--lanes", type=int, default=5)
+    made.add_argument("--device", default="cuda")
+    made.add_argument("--scale", default="full")
+    made.set_defaults(call=run)
+    taken = calls.add_parser("take", help="add what was made to what is published")
+    taken.add_argument("results", type=Path)
+    taken.add_argument("--commit", required=True)
+    taken.set_defaults(call=take)
+    options = parser.parse_args()
+    options.call(options)
 
 
 if __name__ == "__main__":

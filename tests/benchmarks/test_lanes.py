@@ -1,14 +1,16 @@
 """Lanes: the list of what is left names runs that there are, and jobs keep to the time."""
 
 import importlib.util
+import shutil
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from fedgist.experiments import presets
+from fedgist.experiments import presets, reproduction
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EVIDENCE = tomllib.loads((BENCHMARKS / "evidence.toml").read_text("utf-8"))["cells"]
@@ -29,7 +31,7 @@ def test_every_entry_names_a_run_and_what_is_published_is_passed_over(
 ) -> None:
     known = presets.available()
     left = [job for entry in EVIDENCE for job in lanes.jobs(entry, known)]
-    monkeypatch.setattr(lanes, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(lanes, "DOCS", tmp_path)
     all_jobs = [job for entry in EVIDENCE for job in lanes.jobs(entry, known)]
     assert len(all_jobs) == sum(len(entry["cells"]) for entry in EVIDENCE)
     assert {job.cells for job in left} <= {job.cells for job in all_jobs}
@@ -70,7 +72,8 @@ def test_jobs_keep_to_the_time_and_do_not_outlive_it(
     does = {"IL, MNIST N=2": f"mkdir -p {tmp_path}/out/results/IL", "FL, MNIST N=2": "sleep 300 && true"}
     monkeypatch.setattr(lanes.Job, "command", lambda job, device, scale, out: does[job.cells[0][1]])
     monkeypatch.setattr(lanes.inventory, "readable", lambda: {"mnist": ""})
-    words = ["lanes.py", str(told), "--minutes", "0.05", "--lanes", "2", "--device", "cpu", "--out", f"{tmp_path}/out"]
+    words = ["lanes.py", "run", str(told), "--minutes", "0.05", "--lanes", "2"]
+    words += ["--device", "cpu", "--out", f"{tmp_path}/out"]
     monkeypatch.setattr(sys, "argv", words)
     lanes.main()
     said = capsys.readouterr().out
@@ -79,3 +82,29 @@ def test_jobs_keep_to_the_time_and_do_not_outlive_it(
     assert "FAILED  repshare/table1: FL, MNIST N=2, seeds 99" in said
     assert "FD, MNIST" not in said
     assert (tmp_path / "out" / "results.tgz").is_file()
+
+
+def test_what_came_back_is_added_to_what_is_published(
+    lanes: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the commit that the other machine could not know; taking it again changes nothing."""
+    docs = tmp_path / "docs"
+    shutil.copytree(lanes.DOCS / "results", docs / "results")
+    monkeypatch.setattr(lanes, "DOCS", docs)
+    preset = presets.available()["repshare/table1"]
+    cell = next(cell for cell in preset.cells if cell.name == "IL, MNIST N=2")
+    origin = {"command": "c", "version": "0", "commit": None, "machine": {"device": "a GPU"}, "seeds": ["9"]}
+    found = reproduction.Found(cell.run, {"9": [90.0]}, 1.0, 2.0, 3.0, (origin,), sizes={"9": [1.0, 2.0, 3.0]})
+    reproduction.save(preset, {cell.name: found}, tmp_path / "results" / "a-job")
+    with tarfile.open(tmp_path / "results.tgz", "w:gz") as packed:
+        packed.add(tmp_path / "results", "results")
+    monkeypatch.setattr(sys, "argv", ["lanes.py", "take", str(tmp_path / "results.tgz"), "--commit", "1234abc"])
+    lanes.main()
+    kept = reproduction.load(preset, [docs / "results"])[cell.name]
+    assert kept.numbers["9"] == [90.0] and len(kept.numbers) == 6
+    assert kept.made[-1] == {**origin, "commit": "1234abc"}
+    page = (docs / "reproduction.md").read_text("utf-8")
+    assert "(a GPU, commit 1234abc)" in page
+    before = {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()}
+    lanes.main()
+    assert {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()} == before
