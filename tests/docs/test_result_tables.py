@@ -20,7 +20,7 @@ MARK = re.compile(r"<!-- results: (?P<presets>[^>]+) -->")
 NUMBER = re.compile(r"(?<![\w.,=-])[−+-]?\d{1,3}\.\d+(?![\w.])")
 PAGES = {
     "codream": 6,
-    "feddm": 3,
+    "feddm": 4,
     "fedgen": 5,
     "fedtgp": 1,
     "gist": 6,
