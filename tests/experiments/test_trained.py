@@ -171,18 +171,6 @@ def test_parts_that_stay_with_clients_complete_their_models(tmp_path: Path) -> N
         fedgist.load(result)
 
 
-def test_a_finished_run_from_before_still_has_its_models(tmp_path: Path) -> None:
-    for method in ("fedavg", "independent"):
-        folder = tmp_path / method
-        run(resolve({"method": method, "clients": 2, "seed": 3}, profile="toy"), folder)
-        client = None if method == "fedavg" else "1"
-        before = fedgist.load(folder, client).state_dict()
-        for path in [*folder.glob("model.*"), *folder.glob("clients/*")]:
-            path.unlink()
-        after = fedgist.load(folder, client).state_dict()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 WRONG = {
     "model": ["resnet99", "mlp:hidden=99999999", "os.system", 3, OWN * 400],
     "input_shape": [[0, 2, 2], [3, 32], "abc", [2**20, 2**20, 3]],
