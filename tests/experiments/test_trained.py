@@ -18,6 +18,7 @@ from fedgist.experiments.config import OWN, resolve
 from fedgist.experiments.runner import run
 from fedgist.experiments.trained import About
 from fedgist.models import Model
+from fedgist.models.registry import ARCHITECTURES
 
 SHAPE = (3, 32, 32)
 WIDE = ("convnet", "vgg13", "resnet9", "resnet18", "resnet18-thesis")
@@ -40,7 +41,7 @@ def drawn(model: Model) -> dict[str, Tensor]:
     return {name: value + 0.1 * Rng(7, name).uniform(*value.shape) for name, value in model.init(Rng(0)).items()}
 
 
-@pytest.mark.parametrize("name", models.available())
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_built_in_model_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     shape = SHAPES.get(name, SHAPE)
     model = models.build(name, shape, 4, **SMALL.get(name, {}))
