@@ -5,7 +5,6 @@ what nobody holds. The clients' data are rebuilt from the run's configuration, f
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
-from fedgist.experiments.folder import RunFolder, write_json
+from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.leakage import picture, same_inputs
 from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import LEVELS, Transcript
@@ -139,7 +138,7 @@ def draw(outcomes: Sequence[Outcome], place: Path, name: str = "") -> list[Path]
 def read(folder: RunFolder) -> list[dict[str, Any]]:
     """What attacks found earlier; nothing where none was tried."""
     path = folder.artifacts / "attacks" / "attacks.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return read_json(path) if path.is_file() else []
 
 
 # Positive controls: what every attack must find, or its silence means nothing
