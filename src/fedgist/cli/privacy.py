@@ -121,6 +121,7 @@ def dp(
         import dataclasses
 
         from fedgist.dp.accountant import RECORD, UNITS
+        from fedgist.dp.audit import CONFIDENCE
         from fedgist.experiments import config as configs
         from fedgist.experiments import dp_audit
         from fedgist.experiments.folder import RunFolder
@@ -140,7 +141,7 @@ def dp(
             print(f"canaries  {found.canaries:,} {where}, {found.included:,} of them {there}")
             print(f"promised  epsilon {found.promised:.4g} at delta {found.delta:g}")
             print(f"unit      {UNITS[found.unit]}; against whoever knows all but the noise and the coins")
-            print(f"found     epsilon {found.least:.4g} at least, with confidence {dp_audit.CONFIDENCE:g}")
+            print(f"found     epsilon {found.least:.4g} at least, with confidence {CONFIDENCE:g}")
             print("broken: more leaves than is promised" if found.broken else "nothing wrong was found")
         if found.broken:
             raise typer.Exit(1)
