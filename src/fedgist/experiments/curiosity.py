@@ -114,7 +114,6 @@ def _tried(name: str, level: str, transcript: Transcript, known: Known, judge: J
 def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
     """Keeps the numbers and, where Pillow is there, the pictures, for the report; returns what was written."""
     place = folder.artifacts / "attacks"
-    place.mkdir(parents=True, exist_ok=True)
     path = place / "attacks.json"
     write_json(path, [one.as_json() for one in outcomes])
     return [path, *draw(outcomes, place)]
@@ -122,16 +121,11 @@ def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
 
 def draw(outcomes: Sequence[Outcome], place: Path, name: str = "") -> list[Path]:
     """The pictures, where Pillow is there, under names that begin with `name`."""
-    place.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for one in outcomes:
         if one.score is not None and one.score.rows:
-            drawn = place / f"{name}{one.attack}-{one.level}.png"
-            try:
-                picture([row.cpu() for row in one.score.rows.values()], drawn)
-            except ImportError:
-                return written
-            written.append(drawn)
+            rows = [row.cpu() for row in one.score.rows.values()]
+            written += picture(rows, place / f"{name}{one.attack}-{one.level}.png")
     return written
 
 

@@ -146,24 +146,24 @@ def write(finding: Finding, folder: RunFolder) -> list[Path]:
     report = finding.report
     name = f"round-{report['round']}-client-{report['client']}-{report['attack']}-{report['view']}"
     place = folder.artifacts / "inversion"
-    place.mkdir(parents=True, exist_ok=True)
     write_json(place / f"{name}.json", report)
     rows = {"true": finding.true, "recovered": finding.recovered}
     if finding.proxy is not None:
         rows["proxy"] = finding.proxy
     np.savez_compressed(place / f"{name}.npz", **{key: x.numpy() for key, x in rows.items()})  # type: ignore[arg-type]
-    written = [place / f"{name}.json", place / f"{name}.npz"]
+    return [place / f"{name}.json", place / f"{name}.npz", *picture(list(rows.values()), place / f"{name}.png")]
+
+
+def picture(rows: list[Tensor], path: Path, most: int = 16) -> list[Path]:
+    """Images side by side, one row for each set, at most so many of each; some fifty pixels high.
+
+    Returns what was written, which is nothing where Pillow is not there.
+    """
     try:
-        picture(list(rows.values()), place / f"{name}.png")
+        from PIL import Image
     except ImportError:
-        return written
-    return [*written, place / f"{name}.png"]
-
-
-def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
-    """Images side by side, one row for each set, at most so many of each; some fifty pixels high."""
-    from PIL import Image
-
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
     height, width = rows[0].shape[-2:]
     zoom = max(1, 56 // height)
     columns = min(most, max(map(len, rows)))
@@ -174,6 +174,7 @@ def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
     pixels = (sheet * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     whole = Image.fromarray(pixels)
     whole.resize((zoom * whole.width, zoom * whole.height), Image.Resampling.NEAREST).save(path, optimize=True)
+    return [path]
 
 
 def same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
