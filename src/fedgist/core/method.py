@@ -78,7 +78,7 @@ class Method(ABC, Generic[C]):
         self.task = task
 
     def leave_out(self, needless: Mapping[type, bool]) -> None:
-        """A client answers nothing that its configuration does not need: which requests are needless."""
+        """A client answers nothing that its configuration does not need; this says which requests are needless."""
         self.handlers = {request: found for request, found in self.handlers.items() if not needless.get(request)}
 
     @property
