@@ -11,10 +11,11 @@ and what is allowed. `toml` writes what `build` reads.
 
 import dataclasses
 import enum
+import inspect
 import json
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -183,6 +184,12 @@ def _of_class(cls: Any) -> dict[str, Option]:
         for f in dataclasses.fields(cls)
         if "help" in f.metadata
     }
+
+
+def keywords(of: Callable[..., Any]) -> dict[str, Any]:
+    """The options of what is a function: its keyword-only arguments, with their defaults."""
+    parameters = inspect.signature(of).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
 def build(cls: type[Options], values: Mapping[str, Any]) -> Options:

@@ -181,7 +181,7 @@ def test_what_cannot_be_private_is_refused(words: list[str], says: str, tmp_path
         (["plan", "--epsilon", "0"], "--epsilon must be above 0"),
         (["plan", "--epsilon", "1", "--delta", "1"], "--delta must be above 0 and below 1"),
         (["plan", "--epsilon", "1", "--rate", "2"], "--rate must be above 0 and at most 1"),
-        (["plan", "--epsilon", "1", "--releases", "0"], "--releases must be 1 or more"),
+        (["plan", "--epsilon", "1", "--releases", "0"], "--releases must be at least 1"),
         (["spent", "nowhere"], "nothing was released under differential privacy in nowhere"),
     ],
 )

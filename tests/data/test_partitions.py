@@ -11,7 +11,7 @@ from fedgist.core.rng import Rng
 from fedgist.data import partitions
 from fedgist.data.partitions import options, split
 
-BY_LABEL = [kind for kind in partitions.available() if kind != "group"]
+BY_LABEL = [kind for kind in partitions.KINDS if kind != "group"]
 OF_PART = ("dirichlet-fedgen", "fedgen-released")
 """The kinds that share out part of the data."""
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -247,10 +247,11 @@ def test_groups_stay_whole() -> None:
 def test_what_each_kind_takes_can_be_asked() -> None:
     assert options("iid") == {}
     assert options("dirichlet-fedgen") == {"alpha": 0.5, "ratio": 0.5, "min_size": 10}
-    assert {kind for kind in partitions.available() if "alpha" in options(kind)} == {
+    assert {kind for kind in partitions.KINDS if "alpha" in options(kind)} == {
         "dirichlet", "dirichlet-balanced", "dirichlet-fedgen", "fedgen-released", "quantity",
     }  # fmt: skip
-    assert all(10 < len(line) < 120 and line.endswith(".") for line in partitions.available().values())
+    lines = [(function.__doc__ or "").partition("\n")[0] for function in partitions.KINDS.values()]
+    assert all(10 < len(line) < 120 and line.endswith(".") for line in lines)
 
 
 @pytest.mark.parametrize(

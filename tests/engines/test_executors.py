@@ -33,11 +33,6 @@ def test_a_name_that_is_none() -> None:
         check_name("gpu", ("auto", *NAMES))
 
 
-def test_the_engine_that_was_removed_is_explained() -> None:
-    with pytest.raises(FedgistError, match="no engine measured any more: use auto"):
-        executor("measured")
-
-
 @pytest.mark.parametrize(
     ("workers", "words"), [("2", "pip install 'fedgist\\[ray\\]'"), ("many", "not 'many'"), ("0", "not '0'")]
 )

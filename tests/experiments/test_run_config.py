@@ -93,13 +93,13 @@ def test_runs_made_before_are_found_again():
 
 def test_every_option_of_a_partition_can_be_set():
     """Each kind's options are fields of the run, with the same defaults."""
-    for kind in partitions.available():
+    for kind in partitions.KINDS:
         for name, default in partitions.options(kind).items():
             assert options(RunConfig)[name].default == default
 
 
 def test_the_ground_of_a_comparison_holds_every_option_of_the_partition():
-    assert {name for kind in partitions.available() for name in partitions.options(kind)} <= set(
+    assert {name for kind in partitions.KINDS for name in partitions.options(kind)} <= set(
         having(RunConfig, Role.GROUND)
     )
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fedgist.core.errors import FedgistError
-from fedgist.models import available, build, model
+from fedgist.models import build, model
 from fedgist.models.registry import ARCHITECTURES
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -53,9 +53,8 @@ def test_fits_the_8x8_digits(name):
 
 
 def test_every_model_has_one_line():
-    lines = available()
-    assert set(lines) == set(ARCHITECTURES)
-    assert all(line.endswith(".") and len(line) < 120 for line in lines.values())
+    lines = [(builder.__doc__ or "").partition("\n")[0] for builder in ARCHITECTURES.values()]
+    assert all(line.endswith(".") and len(line) < 120 for line in lines)
 
 
 def test_equal_arguments_give_the_same_object_and_equal_values_are_equal():
@@ -101,7 +100,7 @@ def test_mistakes_are_named(arguments, options, message):
         build(*arguments, **options)
 
 
-@pytest.mark.parametrize("name", sorted({*available()} - {"tabular", "cnn1d"}))
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"tabular", "cnn1d"}))
 def test_layers_fit_together_alike_where_a_model_is_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then no number of it is made to see that; a network of terabytes is described in no time."""
     small = build(name, (3, 32, 32), 10)

@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fedgist.cli.common import Debug, Flags, Json, Profile, Set, WithSet, draw, flag, run_flags, speaking, warning_once
+from fedgist.cli.common import (
+    Debug,
+    Flags,
+    Json,
+    Profile,
+    Set,
+    WithSet,
+    draw,
+    flag,
+    new_table,
+    run_flags,
+    speaking,
+    warning_once,
+)
 from fedgist.core.errors import FedgistError
 from fedgist.options import Role
 
@@ -28,7 +41,7 @@ ROWS = {
 def all_attacks(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or of several, made with --record all.")],
     only: Annotated[str | None, flag("only", "Only these attacks, as in membership,copies.", "NAMES")] = None,
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
     seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
     device: Annotated[str, flag("device", "Where the attacks run.", "NAME")] = "auto",
     as_json: Json = False,
@@ -44,8 +57,6 @@ def all_attacks(
         from fedgist.experiments import curiosity
         from fedgist.experiments.folder import run_folders
 
-        if effort < 1:
-            raise FedgistError(f"--effort must be at least 1, not {effort}")
         names = [name.strip() for name in only.split(",")] if only else list(curiosity.ATTACKS)
         place = str(engines.find_device(device))
         for folder in run_folders(run):
@@ -61,7 +72,7 @@ def all_attacks(
 
 @attack_app.command()
 def controls(
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -84,13 +95,13 @@ def controls(
 def table(
     dataset: Annotated[str, flag("dataset", "The data set.", "NAME")] = "mnist5k",
     only: Annotated[str | None, flag("only", "Only these rows, as in fedavg;gist, ε = 8.", "ROWS")] = None,
-    seeds: Annotated[int, flag("seeds", "How many runs of each, with the seeds 0, 1, …", "N")] = 1,
+    seeds: Annotated[int, flag("seeds", "How many runs of each, with the seeds 0, 1, …", "N", low=1)] = 1,
     limit: Annotated[int | None, flag("limit", "Use at most this many training samples.", "N")] = None,
     model: Annotated[str | None, flag("model", "One model for all, instead of each profile's.", "NAME")] = None,
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
     device: Annotated[str, flag("device", "Where the methods and the attacks run.", "NAME")] = "auto",
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N")] = 300,
-    jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N")] = 1,
+    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
+    jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N", low=1)] = 1,
     pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,
     tuned: Annotated[
         Path | None, flag("tuned", "A file of numbers whose settings are taken; without it each row is tuned.", "FILE")
@@ -107,9 +118,6 @@ def table(
     with speaking(debug):
         from fedgist.experiments import leak_table
 
-        for name, value in (("effort", effort), ("seeds", seeds), ("jobs", jobs)):
-            if value < 1:
-                raise FedgistError(f"--{name} must be at least 1, not {value}")
         if tuned is not None and not tuned.is_file():
             raise FedgistError(f"there is no file {tuned}")
         given = {"limit": limit, "model": model, "data_dir": data_dir, "device": device}
@@ -155,12 +163,10 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    from rich.table import Table
-
     right = found["right"]
     print(f"{found['runs']} runs on halves of {found['samples']} samples, test accuracy {found['accuracy']:.4f};")
     print(f"right of those held {right['held']:.4f}, of the others {right['others']:.4f}")
-    table = Table("", "AUC", "±", "found at 1 % wrong", "±", "at 0.1 %")
+    table = new_table("", "AUC", "±", "found at 1 % wrong", "±", "at 0.1 %")
     for name in ("likelihood ratio", "loss threshold", "blind"):
         row = found[name]
         cells = [row[key] for key in ("auc", "auc std", "at_one_percent", "at_one_percent std", "at_a_thousandth")]
@@ -169,10 +175,8 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
     planted = "planted" in rows[0]
-    table = Table("attack", "planted" if planted else "seen by", "found", "blind", "measure", "from what")
+    table = new_table("attack", "planted" if planted else "seen by", "found", "blind", "measure", "from what")
     for row in rows:
         what = row["planted"] if planted else row["level"]
         if row["value"] is None:
@@ -187,13 +191,13 @@ def _side_by_side(rows: list[dict[str, Any]]) -> None:
 @attack_app.command()
 def inversion(
     run: Annotated[Path, typer.Argument(help="Folder of a run whose clients train a model, made with --record all.")],
-    round: Annotated[int, flag("round", "The round whose update is attacked.", "N")] = 1,
+    round: Annotated[int, flag("round", "The round whose update is attacked.", "N", low=1)] = 1,
     client: Annotated[str | None, flag("client", "The client; the first without it.", "ID")] = None,
     kind: Annotated[str, flag("attack", "cosine (Geiping et al. 2020) or dlg (Zhu et al. 2019).", "NAME")] = "cosine",
     labels: Annotated[str, flag("labels", "recovered from the update, or optimised.", "HOW")] = "recovered",
     view: Annotated[str, flag("view", "steps repeats the local steps; gradient takes them for one.", "NAME")] = "steps",
-    iterations: Annotated[int, flag("iterations", "Iterations of a search.", "N")] = 1000,
-    restarts: Annotated[int, flag("restarts", "Searches, of which the best fit counts.", "N")] = 1,
+    iterations: Annotated[int, flag("iterations", "Iterations of a search.", "N", low=1)] = 1000,
+    restarts: Annotated[int, flag("restarts", "Searches, of which the best fit counts.", "N", low=1)] = 1,
     lr: Annotated[float, flag("lr", "Step of the cosine attack (signed Adam).", "X")] = 0.1,
     tv: Annotated[float, flag("tv", "Weight of total variation in the cosine attack.", "X")] = 0.03,
     device: Annotated[str, flag("device", "Where the search runs.", "NAME")] = "cpu",
@@ -219,9 +223,6 @@ def inversion(
         ):
             if value not in known:
                 raise FedgistError(f"--{name} must be {' or '.join(known)}, not {value!r}")
-        for name, number, least in (("round", round, 1), ("iterations", iterations, 1), ("restarts", restarts, 1)):
-            if number < least:
-                raise FedgistError(f"--{name} must be at least {least}, not {number}")
         if not (0 < lr < math.inf and 0 <= tv < math.inf):
             raise FedgistError(f"--lr must be above 0, and --tv not below it, not {lr:g} and {tv:g}")
         folders = run_folders(run)
@@ -258,11 +259,7 @@ def lint(
 
 
 def _show(report: dict[str, Any], written: list[Path]) -> None:
-    from rich.table import Table
-
-    table = Table("", "PSNR", "best", "SSIM", "best")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = new_table("", "PSNR", "best", "SSIM", "best", numbers_from=1)
     for name, found in report["similarity"].items():
         psnr, ssim, psnr_best, ssim_best = (found[key] for key in ("psnr", "ssim", "psnr_best", "ssim_best"))
         table.add_row(ROWS[name], f"{psnr:.1f} dB", f"{psnr_best:.1f} dB", f"{ssim:.2f}", f"{ssim_best:.2f}")

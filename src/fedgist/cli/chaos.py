@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedgist.cli.common import Debug, flag, speaking
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import unknown
 from fedgist.words import duration
 
 app = typer.Typer()
@@ -18,14 +18,14 @@ EVERY = 10.0
 
 @app.command()
 def chaos(
-    schedules: Annotated[int, flag("schedules", "How many schedules are played.", "N")] = 300,
+    schedules: Annotated[int, flag("schedules", "How many schedules are played.", "N", low=1)] = 300,
     seed: Annotated[int, flag("seed", "Seed of all schedules: with a number, it says what happens.", "N")] = 0,
-    first: Annotated[int, flag("first", "Number of the first schedule, to go on with a campaign.", "N")] = 0,
+    first: Annotated[int, flag("first", "Number of the first schedule, to go on with a campaign.", "N", low=0)] = 0,
     number: Annotated[
         int | None, flag("schedule", "Play this schedule alone, and tell what happens in it.", "N")
     ] = None,
     method: Annotated[str, flag("method", "The method that runs; tally is the quickest.", "NAME")] = "tally",
-    workers: Annotated[int, flag("workers", "Processes; 0 is one a core.", "N")] = 0,
+    workers: Annotated[int, flag("workers", "Processes; 0 is one a core.", "N", low=0)] = 0,
     debug: Debug = False,
 ) -> None:
     """Play a federation's faults against the real site, server and folders: lost messages, crashes, full disks.
@@ -34,10 +34,7 @@ def chaos(
     simulated. A broken schedule is named, and played again with --schedule; the exit code is then 1.
     """
     with speaking(debug):
-        if schedules < 1 or first < 0 or workers < 0:
-            raise FedgistError("--schedules must be at least 1, --first and --workers at least 0")
         from fedgist import methods
-        from fedgist.core.errors import unknown
         from fedgist.federation.chaos import tally
 
         if method not in (known := (tally.Tally.name, *methods.registry())):

@@ -25,8 +25,15 @@ from fedgist.experiments.config import RunConfig
 from fedgist.options import Role, options
 
 
-def flag(name: str, help: str, metavar: str = "TEXT") -> Any:
-    return typer.Option(f"--{name}", help=help, metavar=metavar)
+def flag(name: str, help: str, metavar: str = "TEXT", low: int | None = None) -> Any:
+    """A flag; where it is a number, it may have to be at least `low`."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value < low:
+            fail(f"--{name} must be at least {low}, not {value}", 2)
+        return value
+
+    return typer.Option(f"--{name}", help=help, metavar=metavar, callback=None if low is None else check)
 
 
 def _home_expanded(text: str) -> Path:
@@ -194,6 +201,16 @@ def fail(line: str, code: int, debug: bool = False) -> None:
         traceback.print_exc()
     print(f"fedgist: {line}", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def new_table(*head: str, numbers_from: int | None = None) -> Any:
+    """A table of rich with that head; from that column on there are numbers."""
+    from rich.table import Table
+
+    table = Table(*head)
+    for column in table.columns[len(head) if numbers_from is None else numbers_from :]:
+        column.justify = "right"
+    return table
 
 
 def draw(table: Any, width: int = 140) -> None:

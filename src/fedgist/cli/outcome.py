@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgist.cli.common import draw, note
+from fedgist.cli.common import draw, new_table, note
 from fedgist.words import size
 
 if TYPE_CHECKING:
@@ -59,16 +59,11 @@ def side_by_side(
 def _tables(
     groups: "Sequence[Group]", results: "Sequence[Sequence[Result]]", target: float, standings: Sequence[Any]
 ) -> None:
-    from rich.table import Table
-
     from fedgist.experiments.report import result_table as tables
 
     to = f"to {target:.4f}"
-    table = Table("method", "model", "rounds", "steps", "accuracy", "best", f"rounds {to}", f"bytes {to}")
-    for name in ("bytes up", "bytes down", "seconds"):
-        table.add_column(name)
-    for column in table.columns[2:]:
-        column.justify = "right"
+    counts = ("rounds", "steps", "accuracy", "best", f"rounds {to}", f"bytes {to}", "bytes up", "bytes down", "seconds")
+    table = new_table("method", "model", *counts, numbers_from=2)
     table.columns[1].max_width, table.columns[1].overflow = 24, "fold"
     table.add_column("the server sees", max_width=30)
     for group, results_of, s in zip(groups, results, standings, strict=True):
@@ -85,14 +80,10 @@ def _tables(
 
 
 def _further(title: str, groups: "Sequence[Group]", columns: "Sequence[Column]") -> Any:
-    from rich.table import Table
-
     from fedgist.experiments.report import result_table as tables
 
-    table = Table(title, *(column.name for column in columns))
+    table = new_table(title, *(column.name for column in columns), numbers_from=1)
     table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
     for group in groups:
         table.add_row(tables.name(group), *(tables.shown(group, column) for column in columns))
     return table

@@ -30,7 +30,7 @@ def plan(
     epsilon: Epsilon,
     delta: Delta = 1e-5,
     releases: Annotated[
-        int, flag("releases", "How often something is released: exchanges of sums, or steps of training.", "N")
+        int, flag("releases", "How often something is released: exchanges of sums, or steps of training.", "N", low=1)
     ] = 1,
     rate: Annotated[
         float, flag("rate", "The chance of a record to be in a step's batch; 1 where all are used.", "Q")
@@ -54,8 +54,6 @@ def plan(
             raise FedgistError(f"--delta must be above 0 and below 1, not {delta:g}")
         if not 0 < rate <= 1:
             raise FedgistError(f"--rate must be above 0 and at most 1, not {rate:g}")
-        if releases < 1:
-            raise FedgistError(f"--releases must be 1 or more, not {releases}")
         noise = accountant.noise(epsilon, delta, rate, releases)
         release = accountant.Release(noise, rate, releases)
         exact = accountant.epsilon([release], delta)
@@ -123,6 +121,7 @@ def dp(
         import dataclasses
 
         from fedgist.dp.accountant import RECORD, UNITS
+        from fedgist.dp.audit import CONFIDENCE
         from fedgist.experiments import config as configs
         from fedgist.experiments import dp_audit
         from fedgist.experiments.folder import RunFolder
@@ -142,7 +141,7 @@ def dp(
             print(f"canaries  {found.canaries:,} {where}, {found.included:,} of them {there}")
             print(f"promised  epsilon {found.promised:.4g} at delta {found.delta:g}")
             print(f"unit      {UNITS[found.unit]}; against whoever knows all but the noise and the coins")
-            print(f"found     epsilon {found.least:.4g} at least, with confidence {dp_audit.CONFIDENCE:g}")
+            print(f"found     epsilon {found.least:.4g} at least, with confidence {CONFIDENCE:g}")
             print("broken: more leaves than is promised" if found.broken else "nothing wrong was found")
         if found.broken:
             raise typer.Exit(1)

@@ -276,7 +276,7 @@ def _run_seeds(
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
 
 
-def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder | None]":
+def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder]":
     """Runs `independent` on the ground of a run, in a folder beside it that is found again by its name."""
     from fedgist.experiments import fairness, runner
     from fedgist.experiments.folder import RunFolder, each_seed, run_name
@@ -300,8 +300,7 @@ def _run_all(
         folder = out / config.method
         done[config.method] = _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite, alone=alone)
         if config.method == ALONE:
-            found = [RunFolder(path) for _, path in each_seed(config, folder)]
-            alone = [one if one.fairness.is_file() else None for one in found]  # one from before says nothing
+            alone = [RunFolder(path) for _, path in each_seed(config, folder)]
     return [(out / config.method, done[config.method]) for config in configs]
 
 

@@ -19,6 +19,7 @@ from fedgist.cli.common import (
     WithSet,
     draw,
     flag,
+    new_table,
     note,
     run_flags,
     speaking,
@@ -42,9 +43,7 @@ def tune(
     methods: Annotated[list[str], typer.Argument(help="The methods, each of which is tuned by itself.")],
     flags: Flags,
     set: Values = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", help="Settings of each method, drawn from the grid.", metavar="N", min=1)
-    ] = None,
+    budget: Annotated[int | None, flag("budget", "Settings of each method, drawn from the grid.", "N", low=1)] = None,
     profile: Profile = None,
     config: Config = None,
     out: Annotated[Path, flag("out", "Folder of the trials, which are found again in it.", "DIR")] = Path("runs/tune"),
@@ -113,9 +112,7 @@ def _show(trials: "Sequence[Trial]", chosen: Path, as_json: bool) -> None:
         ]
         print(json.dumps({"trials": objects, "chosen": str(chosen)}))
         return
-    from rich.table import Table
-
-    table = Table("method", "setting", "validation accuracy", "chosen")
+    table = new_table("method", "setting", "validation accuracy", "chosen")
     for trial in trials:
         setting = ", ".join(f"{name}={value}" for name, value in trial.setting.items()) or "as it is"
         table.add_row(trial.method, setting, f"{trial.accuracy:.4f}", "←" if trial is best[trial.method] else "")

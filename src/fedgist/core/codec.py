@@ -236,9 +236,9 @@ class Codec:
             if high is not None and leaf.max().item() > high:
                 raise WireError(f"{where} holds {leaf.max().item():g}, above the {high:g} that it may be")
 
-    def decode(self, cls: type[T], data: bytes, trusted: bool = False) -> T:
+    def decode(self, cls: type[T], data: bytes) -> T:
         """The message in `data` as a receiver sees it, or a `WireError`."""
-        return self.unpack(cls, self.read(cls, data, trusted))
+        return self.unpack(cls, self.read(cls, data))
 
 
 def to_bytes(cls: type, leaves: Leaves) -> bytes:

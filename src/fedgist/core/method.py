@@ -62,7 +62,7 @@ class Method(ABC, Generic[C]):
     learns: str = ""
     """What is learned, in a few words, where that is not the run's model."""
     handlers: Mapping[type, Handler] = {}
-    """By the request that each answers; an object may leave out what its configuration does not need."""
+    """By the request that each answers."""
 
     def __init_subclass__(cls) -> None:
         for base in cls.__mro__[1:]:
@@ -76,6 +76,10 @@ class Method(ABC, Generic[C]):
     def __init__(self, config: C, task: Task):
         self.config = config
         self.task = task
+
+    def leave_out(self, needless: Mapping[type, bool]) -> None:
+        """A client answers nothing that its configuration does not need; this says which requests are needless."""
+        self.handlers = {request: found for request, found in self.handlers.items() if not needless.get(request)}
 
     @property
     def model(self) -> Model:

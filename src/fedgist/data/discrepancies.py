@@ -6,7 +6,6 @@ contrast) or its labels are (concept shift: the same image has another name at s
 applied one after the other. To add a kind, write the function and name it in KINDS.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
-from fedgist.options import only_images
+from fedgist.options import keywords, only_images
 
 View = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """What a client makes of inputs [n, …] and labels [n]."""
@@ -129,8 +128,7 @@ def _draw(text: str, clients: int, classes: int, rng: Rng) -> list[View]:
     kind, *pairs = text.split(":")
     if kind not in KINDS:
         raise unknown("discrepancy", kind, KINDS)
-    known = [p.name for p in inspect.signature(KINDS[kind]).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    given = {}
+    known, given = keywords(KINDS[kind]), {}
     for name, _, value in (pair.partition("=") for pair in pairs):
         if name not in known:
             raise unknown(f"option of discrepancy {kind}", name, known)

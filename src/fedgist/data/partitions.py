@@ -5,7 +5,6 @@ the options that a user may set. To add a kind, write the function and name it i
 each sample is from instead of its label, and `stratified-thesis` the labels of the test set, too.
 """
 
-import inspect
 import math
 import random
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.rng import Rng
+from fedgist.options import keywords
 
 Parts = list[np.ndarray]
 TRIES = 10_000
@@ -60,17 +60,11 @@ def split(
     return parts
 
 
-def available() -> dict[str, str]:
-    """Every kind with one line on it."""
-    return {kind: (function.__doc__ or "").partition("\n")[0] for kind, function in KINDS.items()}
-
-
 def options(kind: str) -> dict[str, float]:
     """The options that a kind takes, with their defaults."""
     if kind not in KINDS:
         raise unknown("partition", kind, KINDS)
-    parameters = inspect.signature(KINDS[kind]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return keywords(KINDS[kind])
 
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:

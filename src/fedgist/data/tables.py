@@ -190,7 +190,6 @@ def write(folder: Path, split: str, images: Images, classes: int) -> None:
         raise FedgistError("csv holds tables; choose npz")
     names = images.columns or tuple(f"x{i}" for i in range(images.pixels.shape[1]))
     words = images.names or tuple(map(str, range(classes)))
-    folder.mkdir(parents=True, exist_ok=True)
     with storage.replacing(folder / f"{split}.csv") as draft, draft.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([*names, "class"])

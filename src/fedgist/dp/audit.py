@@ -9,11 +9,13 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+CONFIDENCE = 0.999
+"""So sure is the bound: an audit of a run that keeps its promise finds fault with it once in a thousand times."""
 LEAST = 30
 """Independent directions in which canaries must move a release, so that its noise can be told from them."""
 
 
-def least_mu_by_canaries(gram: Tensor, seen: Tensor, coins: Tensor, confidence: float = 0.999) -> float | None:
+def least_mu_by_canaries(gram: Tensor, seen: Tensor, coins: Tensor) -> float | None:
     """A μ that a release has at least, of which canaries are a part, each by a fair coin; None where they are too few.
 
     c_i is what canary i adds, and r what was seen, less half of all canaries' and all that else is in it, in units in
@@ -33,4 +35,4 @@ def least_mu_by_canaries(gram: Tensor, seen: Tensor, coins: Tensor, confidence: 
     spread = (independent - beta * moved).square().sum().div(len(root) - 1).sqrt()
     ratio = (beta / spread).item()
     error = math.sqrt(1 / length.item() + ratio**2 / (2 * len(root)))
-    return gram.diagonal().max().sqrt().item() * (ratio - NormalDist().inv_cdf(confidence) * error)
+    return gram.diagonal().max().sqrt().item() * (ratio - NormalDist().inv_cdf(CONFIDENCE) * error)

@@ -36,10 +36,6 @@ def find_device(name: str) -> torch.device:
 
 def check_name(name: str, known: Collection[str] = NAMES) -> None:
     """Whether there is such an engine."""
-    if name == "measured":  # configurations from before it was removed name it
-        raise FedgistError(
-            "there is no engine measured any more: use auto, or stacked or threaded, which it chose from"
-        )
     if name not in known:
         raise unknown("engine", name, known)
 

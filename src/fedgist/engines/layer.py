@@ -17,6 +17,11 @@ from fedgist.core.rows import Leaves, Replies
 from fedgist.core.tree import Tree
 
 
+def version_of(phase: str, round: int, exchange: int) -> str:
+    """The name of an exchange within its run, and of the state that answering in it leaves behind."""
+    return f"{phase}-{round:06d}-{exchange:06d}"
+
+
 @dataclass(frozen=True)
 class Exchange:
     """Which exchange this is; both ends know it."""
@@ -31,8 +36,7 @@ class Exchange:
 
     @property
     def version(self) -> str:
-        """A name for it within its run."""
-        return f"{self.phase}-{self.round:06d}-{self.number:06d}"
+        return version_of(self.phase, self.round, self.number)
 
 
 Trip = Callable[[Mapping[str, Leaves], type, type], dict[str, Leaves]]

@@ -120,7 +120,7 @@ class LocalEngine(Engine):
         self.states = self._put(snapshot["states"])
         self.site_states.restore(snapshot)
         self.under_way = tree.to(snapshot["under way"], self.executor.place.device)  # replies keep the wire's dtype
-        self.layer.restore(snapshot.get("layer", {}))  # checkpoints from before have none
+        self.layer.restore(snapshot["layer"])
 
     def digest(self) -> str:
         learned = {"states": self.states, "sites": self.site_states, "under way": self.under_way}

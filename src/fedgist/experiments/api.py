@@ -2,26 +2,25 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedgist import engines, methods
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import report as reports
-from fedgist.experiments import runner, standardisation, trained
-from fedgist.experiments.config import OWN, is_own
+from fedgist.experiments import runner, trained
+from fedgist.experiments.config import OWN
 from fedgist.experiments.engine_choice import fitting_engine
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.own_data import Chosen, architectures, by_client
 from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
-from fedgist.experiments.trained import About, Trained
+from fedgist.experiments.trained import About
 from fedgist.models import from_module
 
 
@@ -103,7 +102,7 @@ def load(
 def loaded(run: Result | str | Path, client: str | None, module: nn.Module | None = None) -> tuple[nn.Module, About]:
     """The module as it was trained, and what is known about it."""
     if isinstance(run, Result) and run.trained:
-        one: Trained = trained.choose(run.trained, client, "this run")
+        one = trained.choose(run.trained, client, "this run")
         return one.module(), one.about
     path = Path(str(run.folder if isinstance(run, Result) else run)).expanduser()
     if found := trained.stems(path):
@@ -111,24 +110,8 @@ def loaded(run: Result | str | Path, client: str | None, module: nn.Module | Non
     folders = run_folders(path)
     if folders[0].path != path:
         raise FedgistError(f"{path} holds {len(folders)} runs: name one of them, as {folders[0].path}")
-    one = trained.choose(_recover(folders[0]), client, path)
-    return one.module(), one.about
-
-
-def _recover(folder: RunFolder) -> dict[str, Trained]:
-    """The models of a finished run that was made before runs kept them, from its last checkpoint."""
-    config = configs.resolve(configs.load(folder.config))
+    config = configs.resolve(configs.load(folders[0].config))
     if config.partition == OWN != config.dataset:
-        raise FedgistError(f"{folder.path} has no model of the server; sites keep theirs: `fedgist site export` there")
-    saved = None if config.dataset == OWN or is_own(config.model) else folder.last_checkpoint()
-    if not folder.finished or saved is None:
-        how = "make it again in another folder" if folder.finished else f"finish it with --resume --out {folder.path}"
-        raise FedgistError(f"{folder.path} holds a run without its model; {how}")
-    config = dataclasses.replace(config, device="cpu")  # where it was made there may have been another
-    inputs = standardisation.recalled(config, sources.from_dataset(config), folder)
-    method = methods.find(config.method)(config.options, inputs.task)
-    engine = runner.in_process(method, inputs, config, engines.executor("sequential"))
-    engine.site_states.keep_in(folder.checkpoints)
-    with closing(engine.site_states):
-        engine.restore(saved["engine"])
-        return trained.collect(engine, config, inputs, inputs.test)
+        raise FedgistError(f"{path} has no model of the server; sites keep theirs: `fedgist site export` there")
+    how = "make it again in another folder" if folders[0].finished else f"finish it with --resume --out {path}"
+    raise FedgistError(f"{path} holds a run without its model; {how}")

@@ -66,7 +66,6 @@ def save(exhibits: Sequence[Exhibit], task: Task, path: Path) -> None:
             together[exhibit.name].append(exhibit)
     kept = {name: _joined(parts, task) for name, parts in together.items()}
     if kept:
-        path.parent.mkdir(parents=True, exist_ok=True)
         storage.save(kept, path)
 
 

@@ -5,7 +5,6 @@ what nobody holds. The clients' data are rebuilt from the run's configuration, f
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
-from fedgist.experiments.folder import RunFolder, write_json
+from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.leakage import picture, same_inputs
 from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import LEVELS, Transcript
@@ -115,7 +114,6 @@ def _tried(name: str, level: str, transcript: Transcript, known: Known, judge: J
 def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
     """Keeps the numbers and, where Pillow is there, the pictures, for the report; returns what was written."""
     place = folder.artifacts / "attacks"
-    place.mkdir(parents=True, exist_ok=True)
     path = place / "attacks.json"
     write_json(path, [one.as_json() for one in outcomes])
     return [path, *draw(outcomes, place)]
@@ -123,23 +121,18 @@ def write(outcomes: Sequence[Outcome], folder: RunFolder) -> list[Path]:
 
 def draw(outcomes: Sequence[Outcome], place: Path, name: str = "") -> list[Path]:
     """The pictures, where Pillow is there, under names that begin with `name`."""
-    place.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for one in outcomes:
         if one.score is not None and one.score.rows:
-            drawn = place / f"{name}{one.attack}-{one.level}.png"
-            try:
-                picture([row.cpu() for row in one.score.rows.values()], drawn)
-            except ImportError:
-                return written
-            written.append(drawn)
+            rows = [row.cpu() for row in one.score.rows.values()]
+            written += picture(rows, place / f"{name}{one.attack}-{one.level}.png")
     return written
 
 
 def read(folder: RunFolder) -> list[dict[str, Any]]:
     """What attacks found earlier; nothing where none was tried."""
     path = folder.artifacts / "attacks" / "attacks.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return read_json(path) if path.is_file() else []
 
 
 # Positive controls: what every attack must find, or its silence means nothing

@@ -40,9 +40,6 @@ from fedgist.experiments.inputs import Inputs
 
 Secret = Callable[[str], Bits] | None
 
-CONFIDENCE = 0.999
-"""So sure is the bound: an audit of a run that keeps its promise finds fault with it once in a thousand times."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -128,7 +125,7 @@ def audit(config: RunConfig, canaries: int, seed: int) -> Verdict:
         again = _again(config, method, inputs, {**inputs.sites, who: mixed})
         alone = [ClientData(x[i : i + 1].to(own.x), labels[i : i + 1], own.classes) for i in range(canaries)]
         gram, along = again.of_records(who, [own, *alone])
-    found = least_mu_by_canaries(gram, along, coins, CONFIDENCE)
+    found = least_mu_by_canaries(gram, along, coins)
     if found is None:
         raise FedgistError(
             "canaries that move so few numbers cannot be told from the noise: ask for more of them, or, where they are "

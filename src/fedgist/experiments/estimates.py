@@ -3,7 +3,6 @@
 `benchmarks/reference_times.py` writes the table, presets/estimates.json: seconds of one core, by the names of runs.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import RunConfig
+from fedgist.experiments.folder import read_json
 from fedgist.experiments.presets import HERE, run_of
 from fedgist.experiments.runner import in_process
 
@@ -29,7 +29,7 @@ class Estimates:
     """What the table says of runs, for this machine."""
 
     def __init__(self) -> None:
-        self.reference: dict[str, Any] = json.loads(REFERENCE.read_text("utf-8"))
+        self.reference: dict[str, Any] = read_json(REFERENCE)
 
     def get(self, config: RunConfig) -> float | None:
         """Seconds of one core; None where nobody has timed such a run."""

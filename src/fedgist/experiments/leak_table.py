@@ -17,6 +17,8 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.message import Content, schema_of
@@ -151,19 +153,13 @@ def _done(todo: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_quiet, initargs=(threads,)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         cells = {pool.submit(_timed, cell): cell for cell in todo}
         for future in as_completed(cells):
             try:
                 yield future.result()
             except BrokenProcessPool as error:  # a process was killed: what ended before is kept
                 yield cells[future], {"broken": str(error)}, 0.0
-
-
-def _quiet(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
 
 
 def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:

@@ -6,6 +6,7 @@ The true images are rebuilt from the run's configuration, its data and the clien
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def invert(
     x, y = data.x[used], data.y[used]
     with torch.no_grad(), gpu_arithmetic(place):
         real = Training(learner, lr, plan).update(before, x.to(device), y.to(device))
-    scale = Pixels(low, high)
+    scale = partial(similarity.pixels, low=low, high=high)
     true, found = scale(x), scale(recovered.x)
     matches = {"recovered": similarity.match(found, true)}
     shown = images_in(seen.seen, inputs.task)
@@ -113,7 +114,9 @@ def invert(
     if proxy is not None:
         matches["proxy images"] = similarity.match(proxy, true)
         proxy = proxy[matches["proxy images"].image]
-    matches |= _nothing_found(inputs.test, scale, true, y if images is None else recovered.y, rng("noise"))
+    matches |= _nothing_found(
+        scale(inputs.test[0]), inputs.test[1], true, y if images is None else recovered.y, rng("noise")
+    )
     report = {
         "method": config.method,
         "client": client,
@@ -143,24 +146,24 @@ def write(finding: Finding, folder: RunFolder) -> list[Path]:
     report = finding.report
     name = f"round-{report['round']}-client-{report['client']}-{report['attack']}-{report['view']}"
     place = folder.artifacts / "inversion"
-    place.mkdir(parents=True, exist_ok=True)
     write_json(place / f"{name}.json", report)
     rows = {"true": finding.true, "recovered": finding.recovered}
     if finding.proxy is not None:
         rows["proxy"] = finding.proxy
     np.savez_compressed(place / f"{name}.npz", **{key: x.numpy() for key, x in rows.items()})  # type: ignore[arg-type]
-    written = [place / f"{name}.json", place / f"{name}.npz"]
+    return [place / f"{name}.json", place / f"{name}.npz", *picture(list(rows.values()), place / f"{name}.png")]
+
+
+def picture(rows: list[Tensor], path: Path, most: int = 16) -> list[Path]:
+    """Images side by side, one row for each set, at most so many of each; some fifty pixels high.
+
+    Returns what was written, which is nothing where Pillow is not there.
+    """
     try:
-        picture(list(rows.values()), place / f"{name}.png")
+        from PIL import Image
     except ImportError:
-        return written
-    return [*written, place / f"{name}.png"]
-
-
-def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
-    """Images side by side, one row for each set, at most so many of each; some fifty pixels high."""
-    from PIL import Image
-
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
     height, width = rows[0].shape[-2:]
     zoom = max(1, 56 // height)
     columns = min(most, max(map(len, rows)))
@@ -171,16 +174,7 @@ def picture(rows: list[Tensor], path: Path, most: int = 16) -> None:
     pixels = (sheet * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     whole = Image.fromarray(pixels)
     whole.resize((zoom * whole.width, zoom * whole.height), Image.Resampling.NEAREST).save(path, optimize=True)
-
-
-class Pixels:
-    """Normalised images as pixels between 0 and 1; what lies outside of the range is cut off."""
-
-    def __init__(self, low: Tensor, high: Tensor):
-        self.low, self.high = low.view(-1, 1, 1), high.view(-1, 1, 1)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return ((x - self.low) / (self.high - self.low)).clamp(0, 1)
+    return [path]
 
 
 def same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
@@ -201,11 +195,8 @@ def _numbered(plan: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     return {**plan, "index": torch.searchsorted(counted, plan["index"])}, counted
 
 
-def _nothing_found(
-    test: tuple[Tensor, Tensor], scale: Pixels, true: Tensor, labels: Tensor, rng: Rng
-) -> dict[str, Match]:
+def _nothing_found(x: Tensor, y: Tensor, true: Tensor, labels: Tensor, rng: Rng) -> dict[str, Match]:
     """Guesses that need no update: what an attack finds counts only where it is better than these."""
-    x, y = scale(test[0]), test[1]
     means = torch.stack([x[y == label].mean(0) if (y == label).any() else x.mean(0) for label in labels.tolist()])
     guesses = {"class means": means, "mean image": x.mean(0).expand_as(means), "noise": rng.uniform(*means.shape)}
     return {name: similarity.match(guess, true) for name, guess in guesses.items()}

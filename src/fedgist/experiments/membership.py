@@ -103,8 +103,8 @@ def known(run: RunFolder) -> tuple[RunConfig, results.Result, Sums]:
         raise FedgistError(INEXACT)
     result = results.load(run)
     state = result.state
-    if "sums" not in state or not state["answered"]:
-        raise FedgistError(f"{run.path} was made before runs kept their sums: make it again")
+    if not state["answered"]:
+        raise FedgistError(f"{run.path} has no sums: no client answered in it")
     kept = {name: tensor.double() for name, tensor in state["sums"].items()}
     kept["products"] = symmetric(kept["products"])
     return config, result, Sums(**kept, mean=state["mean"].double(), scale=given.clip)

@@ -132,27 +132,37 @@ def _check_clients(method: Method, config: RunConfig, releases: Declared, made: 
     log.warning(f"{told}; with few_clients=true it runs all the same")
 
 
+def _settled(method: Method, config: RunConfig, simulated: bool) -> tuple[Promise, Declared, Limit] | None:
+    """What is promised, what a method releases under it, and the budget; None where nothing is promised."""
+    made = promise(config, simulated)
+    if made is None:
+        return None
+    releases = declared(method, config.method)
+    if trains(releases) and made.noise != "local":
+        raise FedgistError(
+            "clients that train have noise of their own, each enough for itself: set dp_noise to local, or take "
+            "fedsgd, whose clients send sums of gradients"
+        )
+    _check_clients(method, config, releases, made)
+    return made, releases, Limit(made.epsilon, made.delta, plan_of(config), unit(releases))
+
+
 def simulated(
     method: Method, inputs: Inputs, config: RunConfig, inner: Layer | None, device: torch.device
 ) -> Layer | None:
     """The layer of a run in one process: noise from the run's seed, one book for each client's data."""
-    made = promise(config, simulated=True)
-    if made is None:
+    if (settled := _settled(method, config, simulated=True)) is None:
         return inner
-    inner, releases = inner or Plain(), declared(method, config.method)
-    _check_noise(releases, made)
+    (made, releases, limit), inner = settled, inner or Plain()
     if config.tf32 and hasattr(config.options, "record_clip"):
         raise FedgistError(
             "tf32 rounds what was clipped by a thousandth, and beyond the clip: leave it out of a private run"
         )
-    _check_clients(method, config, releases, made)
-    whose = unit(releases)
-    number = len(inputs.sites) if whose == CLIENT else max(data.n for data in inputs.sites.values())
-    if warning := budget.risky(config.delta, number, whose):
+    number = len(inputs.sites) if limit.unit == CLIENT else max(data.n for data in inputs.sites.values())
+    if warning := budget.risky(config.delta, number, limit.unit):
         log.warning(warning)
     if _apart(config):
         log.warning(f"ε does not count {APART}: with validation or client_test, they are in the metrics all the same")
-    limit = Limit(made.epsilon, made.delta, plan_of(config), whose)
 
     def site(id: str) -> PrivateSite:
         def draw(exchange: Exchange, tag: str) -> randomness.Noise:
@@ -166,22 +176,10 @@ def simulated(
 
 def across(method: Method, config: RunConfig, inner: Layer | None) -> Layer | None:
     """The server's half of the layer of a run across sites, which have books and noise of their own."""
-    made = promise(config, simulated=False)
-    if made is None:
+    if (settled := _settled(method, config, simulated=False)) is None:
         return inner
-    releases = declared(method, config.method)
-    _check_noise(releases, made)
-    _check_clients(method, config, releases, made)
-    limit = Limit(made.epsilon, made.delta, plan_of(config), unit(releases))
+    made, releases, limit = settled
     return Private(inner or Plain(), made, releases, {}, limit)
-
-
-def _check_noise(releases: Declared, made: Promise) -> None:
-    if trains(releases) and made.noise != "local":
-        raise FedgistError(
-            "clients that train have noise of their own, each enough for itself: set dp_noise to local, or take "
-            "fedsgd, whose clients send sums of gradients"
-        )
 
 
 def _apart(config: RunConfig) -> bool:

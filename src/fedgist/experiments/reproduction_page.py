@@ -1,6 +1,5 @@
 """The page docs/reproduction.md, made from result files: all tables at a glance, then every cell that ran."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from fedgist.experiments import presets, reproduction
 from fedgist.experiments.claims import Claim, Outcome, counted
 from fedgist.experiments.estimates import REFERENCE
-from fedgist.experiments.folder import write_text
+from fedgist.experiments.folder import read_json, write_text
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.reproduction import Found, Results, Verdict
 from fedgist.words import size
@@ -79,7 +78,7 @@ def write(path: Path, results: Path) -> None:
 
 def page(folder: Path) -> str:
     """The whole page."""
-    reference = json.loads(REFERENCE.read_text("utf-8"))
+    reference = read_json(REFERENCE)
     by_paper: dict[str, list[tuple[Preset, Results, Verdict]]] = defaultdict(list)
     for preset in presets.available().values():
         if (presets.HERE / f"{preset.name.split('/')[0]}.toml").is_file():  # not those of somebody's own folder

@@ -57,7 +57,7 @@ class Result:
     def _models(self) -> Mapping[str, Trained | Path]:
         if found := self.trained or (trained.stems(self.folder) if self.folder else {}):
             return found
-        raise FedgistError("this run was made before runs kept their models: fedgist.load(folder) can make them")
+        raise FedgistError("this run left no model here: `fedgist site export` writes one that a site keeps")
 
     def _open(self, found: Trained | Path) -> nn.Module:
         return found.module() if isinstance(found, Trained) else trained.read(found)[0]

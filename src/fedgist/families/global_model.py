@@ -116,9 +116,8 @@ class SentWeights(PrivatelyTrained[Options]):
         self.travel = Travel(config.share, config.batch_norm, head_from)
         self._sent_names = {name: self.travel.names(model) for name, model in task.models.items()}
         whole = all(len(self._sent_names[name]) == len(model.shapes) for name, model in task.models.items())
-        # A client answers nothing that its configuration does not need: what is whole, the server tests itself.
-        needed = {EvaluateThis: not whole, EvaluateThisOnOwnLabels: config.published}
-        self.handlers = {request: found for request, found in self.handlers.items() if needed.get(request, True)}
+        # What is whole, the server tests itself.
+        self.leave_out({EvaluateThis: whole, EvaluateThisOnOwnLabels: not config.published})
 
     def bounds(self, model: str) -> Bounds:
         """`model`: all that travels, which is `weights` (trained) and `statistics` (of BatchNorm) together."""

@@ -42,8 +42,7 @@ class OwnHeads(Method[Options]):
 
     def __init__(self, config: Options, task: Task):
         super().__init__(config, task)
-        if not config.own:  # a client answers nothing that its configuration does not need
-            self.handlers = {asked: h for asked, h in self.handlers.items() if asked not in (Head, Evaluate)}
+        self.leave_out({Head: not config.own, Evaluate: not config.own})
 
     @abstractmethod
     async def own_sums(self, me: Site, head: Head) -> tuple[Tensor, Tensor]:

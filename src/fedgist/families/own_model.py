@@ -46,8 +46,7 @@ class OwnModel(Method[Options]):
 
     def __init__(self, config: Options, task: Task):
         super().__init__(config, task)
-        if not config.published:  # a client answers nothing that its configuration does not need
-            self.handlers = {request: h for request, h in self.handlers.items() if request is not EvaluateOwnLabels}
+        self.leave_out({EvaluateOwnLabels: not config.published})
 
     def bounds(self, model: str) -> Bounds:
         return {**super().bounds(model), **score_bounds(self.task)}

@@ -8,7 +8,7 @@ from typing import Any
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
-from fedgist.federation.kits import NAME
+from fedgist.federation.kits import check_names
 from fedgist.federation.runs import check
 from fedgist.options import Role, build, having, option, options, toml
 from fedgist.words import duration
@@ -42,11 +42,7 @@ class App:
         return dataclasses.replace(build(cls, own), run=run)
 
     def __post_init__(self) -> None:
-        for site in self.sites:
-            if not NAME.fullmatch(site):
-                raise FedgistError(f"a site's name has small letters, digits, dashes, as in hospital-a, not {site!r}")
-        if not self.sites or len(set(self.sites)) < len(self.sites):
-            raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
+        check_names(self.sites)
 
 
 def write(folder: Path, app: App) -> None:

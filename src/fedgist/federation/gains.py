@@ -201,8 +201,7 @@ def compare(
             "no site could compare: it must hold its model of both runs and enough test samples for its policy; make "
             f"{alone.path} anew with --overwrite if sites have forgotten it"
         )
-    known = read_json(folder.fairness) if folder.fairness.is_file() else {"accuracies": {}, "alone": None}
-    write_json(folder.fairness, {**known, "across": across, "against": run_id(alone)}, indent=None)
+    write_json(folder.fairness, {**read_json(folder.fairness), "across": across, "against": run_id(alone)}, indent=None)
     said = read_json(folder.result)
     write_json(folder.result, {**said, "fairness": fairness.as_json(fairness.across(folder))})
 

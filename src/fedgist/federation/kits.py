@@ -101,13 +101,18 @@ def new(
     return federation
 
 
-def check_sites(server: str, sites: Sequence[str]) -> None:
-    """Refuses names that sites of a federation cannot have."""
+def check_names(sites: Sequence[str]) -> None:
+    """Refuses names that sites cannot have, and none at all."""
     for site in sites:
         if not NAME.fullmatch(site):
             raise FedgistError(f"a site's name has small letters, digits and dashes, as in hospital-a, not {site!r}")
     if len(set(sites)) < len(sites) or not sites:
         raise FedgistError("name each site once, as in --sites hospital-a,hospital-b")
+
+
+def check_sites(server: str, sites: Sequence[str]) -> None:
+    """The same beside a server."""
+    check_names(sites)
     if server in sites or "server" in sites:
         raise FedgistError("a site and the server cannot have the same name")
 

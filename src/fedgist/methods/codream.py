@@ -135,9 +135,8 @@ class CoDream(fg.Taught[Config]):
             raise fg.FedgistError("generator needs collaborate=true and bits=16 or more")
         if config.offload and not config.collaborate:
             raise fg.FedgistError("offload needs collaborate=true: who dreams alone shows its dreams, not its model")
-        # A client answers nothing that its configuration does not need: together, only sums ever leave it.
-        needless = {DreamAlone: config.collaborate, ShowModel: not config.offload}
-        self.handlers = {request: h for request, h in self.handlers.items() if not needless.get(request)}
+        # Together, only sums ever leave a client.
+        self.leave_out({DreamAlone: config.collaborate, ShowModel: not config.offload})
 
     def bounds(self, model: str) -> fg.Bounds:
         sizes = {"count": self.config.dreams, "size": fg.Exactly(math.prod(self.space.shape))}

@@ -61,8 +61,7 @@ class FedDistill(fg.OwnModel[Config]):
 
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
-        if not config.untrained_start:  # a client answers nothing that its configuration does not need
-            self.handlers = {request: h for request, h in self.handlers.items() if request is not Begin}
+        self.leave_out({Begin: not config.untrained_start})
 
     def server_init(self, rng: fg.Rng) -> fg.State:
         classes = self.task.classes

@@ -20,7 +20,7 @@ from torch import Tensor
 import fedgist.api as fg
 from fedgist.learning.optimisers import SGD
 from fedgist.synthesis.augmentation import KINDS, Augmentation
-from fedgist.synthesis.matching import PRECISIONS, ClassBatches, ClassMeans, Matcher, PaperNoise, class_means, shares
+from fedgist.synthesis.matching import PRECISIONS, ClassBatches, Matcher, PaperNoise, shares
 from fedgist.synthesis.pixels import pixel_range
 
 
@@ -86,15 +86,14 @@ class FedDM(fg.Surrogate[Config]):
         | {"server_epochs": 3, "server_batch": 8, "rho": 0.5, "even": True},
     }
 
-    def __init__(self, config: Config, task: fg.Task, real_means: ClassMeans = class_means):
-        """`real_means` is how the real data enter the loss; a private version may take its place."""
+    def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         self.augmentation = Augmentation(config.augmentation, task.shape[1:]) if config.augmentation else None
         noise = PaperNoise(config.sigma, config.gradient_clip) if config.noise == "paper" else None
         if noise and config.init != "noise":
             raise fg.FedgistError("Algorithm 2 starts from noise: set init to noise with noise = paper")
         sgd = SGD(config.momentum)
-        self.matcher = Matcher(self.model, config.rho, sgd, config.lr, real_means, config.precision, noise)
+        self.matcher = Matcher(self.model, config.rho, sgd, config.lr, config.precision, noise)
 
     @fg.handler
     async def synthesise(self, me: fg.Site, msg: fg.Current) -> fg.Images:

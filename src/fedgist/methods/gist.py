@@ -136,8 +136,7 @@ class Gist(fg.OwnHeads[Config]):
         self.learns = f"linear on {names}"
         self.validated = config.ridge == "validation"
         self.fixed_ridge = None if config.ridge in ("sums", "validation") else ridge_of(config.ridge)
-        if not self.validated:
-            self.handlers = {request: found for request, found in self.handlers.items() if request is not Judge}
+        self.leave_out({Judge: not self.validated})
 
     @property
     def model(self) -> fg.Model:

@@ -4,7 +4,7 @@ from fedgist.core.task import Model, Output
 from fedgist.models.as_module import Normalised, as_module
 from fedgist.models.layers import NORMS
 from fedgist.models.model import LayeredModel, checked_shape
-from fedgist.models.registry import available, build, spell_out
+from fedgist.models.registry import build, spell_out
 from fedgist.models.torch_module import ModuleModel, from_module, is_dense
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Normalised",
     "Output",
     "as_module",
-    "available",
     "build",
     "checked_shape",
     "from_module",

@@ -31,7 +31,7 @@ def is_code(spec: str) -> bool:
     """Whether a model is code, `package:factory`; what begins with the name of a model here has options behind it."""
     package, _, factory = spec.partition(":")
     named = factory.isidentifier() and all(part.isidentifier() for part in package.split("."))
-    return named and package not in registry.available()
+    return named and package not in registry.ARCHITECTURES
 
 
 def load(spec: str, shape: tuple[int, ...], classes: int) -> ModuleModel:

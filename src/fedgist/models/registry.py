@@ -1,6 +1,5 @@
 """Models by name: `build("lenet5", (1, 28, 28), 10, norm="batch")`."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from fedgist.models.feed_forward import FEATURES, cnn, cnn1d, convnet, lenet5, l
 from fedgist.models.layers import NORMS, Layers
 from fedgist.models.model import MOST_INPUTS, LayeredModel, checked_shape, is_count
 from fedgist.models.residual import resnet9, resnet18, resnet18_thesis
+from fedgist.options import keywords
 
 ARCHITECTURES: dict[str, Callable[..., Layers]] = {
     "mlp": mlp,
@@ -39,11 +39,6 @@ WORDS = {"norm": NORMS, "features": FEATURES}
 """Options that are one of some words."""
 
 
-def available() -> dict[str, str]:
-    """Every model's name with one line on what it is and its options with their defaults."""
-    return {name: (inspect.getdoc(builder) or "").splitlines()[0] for name, builder in ARCHITECTURES.items()}
-
-
 def build(name: str, input_shape: Sequence[int], classes: int, **options: Any) -> LayeredModel:
     """The named model for inputs of `input_shape`, channels first; equal arguments give the same object."""
     if name not in ARCHITECTURES:
@@ -70,8 +65,7 @@ def spell_out(name: str, **options: Any) -> str:
 
 def _chosen(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Every option of a model, checked."""
-    parameters = inspect.signature(ARCHITECTURES[name]).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    defaults = keywords(ARCHITECTURES[name])
     for option in options:
         if option not in defaults:
             raise unknown(f"option of model {name}", option, defaults)

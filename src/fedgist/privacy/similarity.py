@@ -15,6 +15,12 @@ WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
 LARGEST_PSNR = 100.0  # what equal images are given, instead of infinity
 
 
+def pixels(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Normalised inputs as values between 0 and 1 of the range of each channel; what lies outside is cut off."""
+    low, high = (end.view(-1, *[1] * (x.dim() - 2)) for end in (low, high))
+    return ((x - low) / (high - low)).clamp(0, 1)
+
+
 def psnr(a: Tensor, b: Tensor) -> Tensor:
     """10 log₁₀(1 / mean squared error) of each pair of images, in dB."""
     error = (a - b).square().flatten(1).mean(1)

@@ -1,6 +1,6 @@
 """Distribution matching around a point of weight space. Xiong et al. 2023 (FedDM), Eq. 9; Zhao and Bilen 2023.
 
-The real data enter only through `class_means`: a `Matcher` takes another function of that shape in its place.
+The real data enter only through `class_means`.
 
 Deviations from the paper:
 1. P_w (Eq. 24) clips N(w_r, 1) to the ball of radius ρ. A Gaussian in d dimensions has a norm of about √d, which is 565
@@ -11,7 +11,7 @@ Deviations from the paper:
    et al. 2021).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +45,6 @@ def on_sphere(w: Params, seed: Tensor, radius: float, fixed: frozenset[str] = fr
     return {**w, **add_scaled({name: w[name] for name in names}, radius / direction.norm(), parts)}
 
 
-ClassMeans = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 PRECISIONS: dict[str, tuple[torch.dtype | None, torch.dtype | None]] = {
     "float32": (None, None),
     "float16": (torch.float16, None),
@@ -59,11 +57,10 @@ and so do all images on a CPU, which is slow with it.
 """
 
 
-def class_means(embeddings: Tensor, shares: Tensor, seed: Tensor) -> Tensor:
+def class_means(embeddings: Tensor, shares: Tensor) -> Tensor:
     """[classes, m] means of [images, m] embeddings: all that leaves the real data.
 
-    `shares` [classes, images] holds 1/|B_c| where an image belongs to a class. A private version draws its noise from
-    `seed`, which is another one at every step.
+    `shares` [classes, images] holds 1/|B_c| where an image belongs to a class.
     """
     return shares @ embeddings
 
@@ -151,7 +148,6 @@ class Matcher:
     rho: float
     optimiser: SGD
     lr: float
-    real_means: ClassMeans = class_means
     precision: str = "float32"
     noise: "PaperNoise | None" = None
 
@@ -170,7 +166,7 @@ class Matcher:
         of_real, of_own = PRECISIONS[self.precision]
         around = on_sphere(w, drawn["weights"], self.rho, self.model.buffers)
         change = Change(drawn["change"], images["x"]) if "change" in drawn else None
-        target = self.real_means(self._embed(around, pool["x"][drawn["real"]], change, of_real), real, drawn["noise"])
+        target = class_means(self._embed(around, pool["x"][drawn["real"]], change, of_real), real)
 
         def loss(images: Params) -> tuple[Tensor, tuple[()]]:
             return matching_loss(target, own @ self._embed(around, images["x"], change, of_own)), ()

@@ -4,7 +4,6 @@ The host is the one that `fedgist site start` runs, with real digits; each attac
 stops it is widened or absent.
 """
 
-import inspect
 import json
 import logging
 import os
@@ -265,7 +264,7 @@ def test_a_request_that_takes_too_long(tmp_path: Path, digits: Path) -> None:
 
 def test_a_call_that_cannot_be_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sleeping is one: after the grace it is told who can end the process, and the answer is none in any case."""
-    monkeypatch.setattr(inspect.unwrap(deadline.within_seconds), "__defaults__", (None, 0.1))
+    monkeypatch.setattr(deadline, "GRACE", 0.1)
     ended: list[str] = []
     host = asking.host(tmp_path, rules=Policy(("asking",), min_samples_per_class=1, max_seconds=0.05))
     host.overdue = lambda: ended.append("now")

@@ -73,15 +73,14 @@ def _cost(group: Group, base: Group | None) -> Cost:
     if base is None or base is group:
         return cost
     common = min(top, best(base))
-    theirs = sum(_numbers_by_round(base, rounds_to(base, best(base))))
-    defined = theirs / numbers if numbers else None
-    equal = _ratio(base, group, common)
+    defined, equal = _ratio(base, best(base), group, top), _ratio(base, common, group, common)
     return replace(cost, by_definition=defined, at_equal_accuracy=equal, common_accuracy=common)
 
 
-def _ratio(base: Group, group: Group, accuracy: float) -> float | None:
-    ours = sum(_numbers_by_round(group, rounds_to(group, accuracy)))
-    return sum(_numbers_by_round(base, rounds_to(base, accuracy))) / ours if ours else None
+def _ratio(base: Group, its: float, group: Group, ours: float) -> float | None:
+    """What the baseline sends up to its accuracy, over what the group sends up to its own."""
+    sent = sum(_numbers_by_round(group, rounds_to(group, ours)))
+    return sum(_numbers_by_round(base, rounds_to(base, its))) / sent if sent else None
 
 
 def _numbers_by_round(group: Group, until: int | None) -> list[float]:

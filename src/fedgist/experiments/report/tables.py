@@ -115,12 +115,12 @@ def fairness(groups: Sequence[Group]) -> Table:
     for group in groups:
         lines = [(model, part, one) for model, parts in group.first.fairness.items() for part, one in parts.items()]
         for i, (model, part, one) in enumerate(lines):
-            lost = [f"{id} ({100 * gain:.1f})" for id, gain in list((one.losers or {}).items())[:FEW]]
-            all_lost = ", ".join(f"{id} ({100 * gain:.1f})" for id, gain in (one.losers or {}).items())
+            lost = [f"{id} ({100 * gain:.1f})" for id, gain in (one.losers or {}).items()]
             gained = "–" if one.gain is None else f"{one.gain} of {one.clients}"
             mean_gain = "–" if one.gain_mean is None else f"{100 * one.gain_mean:+.2f}"
             unnamed = f"{one.lose}, who know it" if one.lose else "nobody"  # across machines
-            losers = Cell(", ".join(lost) or (unnamed if one.gain is not None else "–"), all_lost, "text")
+            most = ", ".join(lost[:FEW]) or (unnamed if one.gain is not None else "–")
+            losers = Cell(most, ", ".join(lost), "text")
             numbers = [number(f"{100 * value:.2f}") for value in (one.mean, one.worst_tenth, one.deviation)]
             gains = [number(gained), number(mean_gain)]
             rows.append([_first(group, i), Cell(model), Cell(part), *numbers, *gains, losers])
@@ -146,19 +146,10 @@ def recalls(groups: Sequence[Group]) -> Table:
 
 
 def _summary_row(group: Group, aim: float | None) -> list[Cell]:
-    shown = [run for run in group.runs if run.evaluations]
-    accuracies = [list(run.accuracies.values()) for run in shown]
+    accuracies = [list(run.accuracies.values()) for run in group.runs if run.evaluations]
     none = number("–")
-    found = (
-        [
-            [each[-1] for each in accuracies],
-            [max(each) for each in accuracies],
-            [statistics.fmean(best_five(each)) for each in accuracies],
-        ]
-        if shown
-        else []
-    )
-    cells = [spread(values) for values in found] or [none] * 3
+    found = [(each[-1], max(each), statistics.fmean(best_five(each))) for each in accuracies]
+    cells = [spread(values) for values in zip(*found, strict=True)] or [none] * 3
     if aim is not None:
         there = reached(group, aim)
         some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""

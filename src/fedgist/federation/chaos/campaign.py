@@ -4,6 +4,8 @@ import multiprocessing
 from collections.abc import Iterator
 from functools import partial
 
+import torch
+
 from fedgist.federation.chaos import schedule
 from fedgist.federation.chaos.schedule import Outcome
 
@@ -15,15 +17,10 @@ def play_all(seed: int, first: int, count: int, method: str, workers: int) -> It
     if workers == 1:
         yield from map(play, numbers)
         return
-    # Fresh processes: what torch keeps of its threads does not survive a fork.
-    with multiprocessing.get_context("spawn").Pool(min(workers, count), _one_thread) as pool:
+    # Fresh processes: what torch keeps of its threads does not survive a fork. Each with one thread: the numbers are so
+    # few that a second one only costs time.
+    with multiprocessing.get_context("spawn").Pool(min(workers, count), torch.set_num_threads, (1,)) as pool:
         yield from pool.imap(play, numbers, chunksize=8)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # the numbers are so few that a second one only costs time
 
 
 def _play(seed: int, method: str, number: int) -> Outcome:

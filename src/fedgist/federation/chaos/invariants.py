@@ -9,13 +9,13 @@ from fedgist.core.federation import Site
 from fedgist.core.method import Method
 from fedgist.engines import executor
 from fedgist.engines.engine import client_rng
+from fedgist.engines.layer import version_of
 from fedgist.engines.local import LocalEngine
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import KEPT_CHECKPOINTS, RunFolder, read_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.federation.chaos.world import World
 from fedgist.federation.protocol import audit
-from fedgist.federation.protocol.envelope import version_of
 from fedgist.federation.protocol.states import NEWER
 
 LONGEST = 1e5

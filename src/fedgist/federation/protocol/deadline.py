@@ -15,7 +15,7 @@ GRACE = 60.0
 
 
 @contextmanager
-def within_seconds(seconds: float, overdue: Callable[[], None] | None = None, grace: float = GRACE) -> Iterator[None]:
+def within_seconds(seconds: float, overdue: Callable[[], None] | None = None) -> Iterator[None]:
     """Raise `TookTooLong` here after so many seconds.
 
     It comes between two steps of Python: a single call into torch cannot be broken off. If that still goes on after
@@ -28,7 +28,7 @@ def within_seconds(seconds: float, overdue: Callable[[], None] | None = None, gr
             with lock:
                 if not finished.is_set():
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLong))
-            if overdue is not None and not finished.wait(grace):
+            if overdue is not None and not finished.wait(GRACE):
                 overdue()
 
     threading.Thread(target=watch, daemon=True).start()

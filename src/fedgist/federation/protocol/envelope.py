@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 
 from fedgist.core.message import WireError
+from fedgist.engines.layer import version_of
 
 PROTOCOL = 2
 """The version that is spoken here; 1 had none of the fields with a `since`."""
@@ -31,11 +32,6 @@ AGAIN = "the run was started again since this was asked"
 """Why a site does not answer a server that died, or one whose start was overtaken by an older one."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 """What names of runs and of versions look like: they become names of files at a site."""
-
-
-def version_of(phase: str, round: int, exchange: int) -> str:
-    """The name of an exchange of a run, and of the state that answering in it leaves behind."""
-    return f"{phase}-{round:06d}-{exchange:06d}"
 
 
 def since(version: int, default: Any, before: Any) -> Any:

@@ -15,7 +15,8 @@ from fedgist.core.message import WireError
 from fedgist.core.method import Method
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import RoundReport
-from fedgist.federation.protocol.envelope import Delivered, Delivery, Step, Stepped, seal, version_of
+from fedgist.engines.layer import version_of
+from fedgist.federation.protocol.envelope import Delivered, Delivery, Step, Stepped, seal
 from fedgist.federation.protocol.letters import bundle, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.peer_site import ASKED, FINISHED, SKIPPED

@@ -19,6 +19,7 @@ from fedgist.core.ledger import Ledger, Totals
 from fedgist.core.message import WireError, tag_of
 from fedgist.core.tree import Tree
 from fedgist.engines.engine import Asker, SiteFailure, misfits, outliers
+from fedgist.engines.layer import version_of
 from fedgist.engines.scheduler import Finished, Role, until_ask
 from fedgist.families.evaluation import Hits, Score
 from fedgist.federation.protocol.envelope import (
@@ -30,7 +31,6 @@ from fedgist.federation.protocol.envelope import (
     Stepped,
     seal,
     unseal,
-    version_of,
 )
 from fedgist.federation.protocol.letters import About, Desk, Seen, bundle, nonce_of, unbundle
 from fedgist.federation.protocol.network import Network

@@ -92,12 +92,11 @@ class Judge:
 
     def __init__(self, sites: Mapping[str, Samples], fresh: Samples, low: Tensor, high: Tensor, rng: Rng):
         self._sites, self._fresh, self._rng = sites, fresh, rng
-        self._low, self._high = low.view(-1, *[1] * (fresh[0].dim() - 2)), high.view(-1, *[1] * (fresh[0].dim() - 2))
-        self._asked: list[Tensor] = []
+        self._low, self._high, self._asked = low, high, list[Tensor]()
 
     def pixels(self, x: Tensor) -> Tensor:
         """Values between 0 and 1; what lies outside is cut off."""
-        return ((x - self._low) / (self._high - self._low)).clamp(0, 1)
+        return similarity.pixels(x, self._low, self._high)
 
     # Membership
 
