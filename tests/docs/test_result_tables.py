@@ -23,7 +23,7 @@ PAGES = {
     "feddm": 4,
     "fedgen": 5,
     "fedtgp": 1,
-    "gist": 6,
+    "gist": 7,
     "gist-findings": 1,
     "privacy": 1,
     "repshare": 7,
