@@ -141,3 +141,12 @@ def test_what_onnx_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     said = fedgist_says("export", "run", "--format", "onnx", "--out", "x.onnx", code=2)[1]
     assert "pip install 'fedgist[export]'" in said and not Path("x.onnx").exists()
+
+
+def test_onnx_is_asked_about_as_many_samples_as_one_likes() -> None:
+    pytest.importorskip("onnxscript")
+    onnx = pytest.importorskip("onnx")
+    fedgist_says("run", "fedavg", *COMMON, "--profile", "toy", "--out", "run")
+    fedgist_says("export", "run", "--format", "onnx", "--out", "model.onnx")
+    (x,), (scores,) = (getattr(onnx.load("model.onnx").graph, side) for side in ("input", "output"))
+    assert [part.type.tensor_type.shape.dim[0].dim_param for part in (x, scores)] == ["samples", "samples"]

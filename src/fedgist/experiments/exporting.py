@@ -13,6 +13,7 @@ from fedgist.experiments.api import loaded
 from fedgist.storage import replacing
 
 FORMATS = ("torchscript", "onnx", "safetensors")
+ANY_NUMBER = ({0: torch.export.Dim("samples")},)
 
 
 def export(run: Path, out: Path, form: str, client: str | None = None, normalised: bool = False) -> Path:
@@ -50,12 +51,17 @@ def _to_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module,
-            (example,),
+            of_any_number(module, example),
+            (),
             path,
             input_names=["x"],
             output_names=["scores"],
-            dynamic_shapes=({0: torch.export.Dim("samples")},),
+            dynamic_shapes=ANY_NUMBER,
             external_data=False,
             verbose=False,
         )
+
+
+def of_any_number(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The module as a graph; torch.onnx, given the module, would take one of as many samples as in the example, too."""
+    return torch.export.export(module, (example,), dynamic_shapes=ANY_NUMBER)
