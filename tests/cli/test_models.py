@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 import fedgist
+from fedgist import storage
 from fedgist.cli import app
 from fedgist.data import datasets
 
@@ -150,3 +152,24 @@ def test_onnx_is_asked_about_as_many_samples_as_one_likes() -> None:
     fedgist_says("export", "run", "--format", "onnx", "--out", "model.onnx")
     (x,), (scores,) = (getattr(onnx.load("model.onnx").graph, side) for side in ("input", "output"))
     assert [part.type.tensor_type.shape.dim[0].dim_param for part in (x, scores)] == ["samples", "samples"]
+
+
+def test_what_the_disk_refuses_is_said(test_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedgist_says("run", "fedavg", *COMMON, "--profile", "toy", "--out", "run")
+    Path("folder").mkdir()
+    for words in (("predict", "run", test_file), ("export", "run", "--format", "torchscript")):
+        assert fedgist_says(*words, "--out", "folder", code=2)[1] == "fedgist: folder: Is a directory\n"
+    assert "or add --format torchscript or --format onnx" in fedgist_says("export", "run", "--out", "x.pt", code=2)[1]
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    said = fedgist_says("export", "run", "--out", "x.safetensors", code=2)[1]
+    assert said == "fedgist: x.safetensors: No space left on device\n"
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    said = fedgist_says("export", "run", "--format", "torchscript", "--out", "x.pt", code=2)[1]
+    assert said == "fedgist: x.pt: No space left on device\n" and sorted(Path().glob(".*")) == []
