@@ -118,6 +118,16 @@ def test_the_same_samples_in_other_files(test_file: str) -> None:
         in (fedgist_says("predict", "run", "words.csv", code=2)[1])
     )
     assert "clients keep no models" in fedgist_says("export", "run", "--client", "3", "--out", "x.pt", code=2)[1]
+    Path("words.npz").write_text("hello")
+    assert fedgist_says("predict", "run", "words.npz", code=2)[1] == (
+        "fedgist: words.npz is damaged or no .npz; fetch it again, or write it with numpy.savez\n"
+    )
+    np.savez("far.npz", x=fractions, y=labels + 3)
+    said = fedgist_says("predict", "run", "x.npz", "far.npz", code=2)[1]
+    assert said == f"fedgist: far.npz: there is a label {labels.max() + 3}, but the model knows 0 to 9\n"
+    Image.fromarray(np.zeros((20, 20), np.uint8)).save("large.png")
+    assert "large.png: its samples have the form 1×20×20" in fedgist_says("predict", "run", "large.png", code=2)[1]
+    assert "--peak must be a number above 0" in fedgist_says("predict", "run", "x.npz", "--peak", "inf", code=2)[1]
 
 
 def test_categories_are_those_of_the_table() -> None:
