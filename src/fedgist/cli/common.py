@@ -125,7 +125,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Live = Annotated[bool, typer.Option("--live", help="Serve the report to this machine's browsers while it runs.")]
-Port = Annotated[int, typer.Option("--port", help="Port of --live; 0 is a free one.", metavar="N", min=0, max=65535)]
+Port = Annotated[
+    int | None, typer.Option("--port", help="Port of --live; without it, a free one.", metavar="N", min=0, max=65535)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 
