@@ -159,6 +159,8 @@ def sim(
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
             settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume, chosen.code)
+        elif profile or set or flags.keys() - (["model"] if chosen.code else []):
+            raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
         federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
@@ -189,13 +191,15 @@ def flower(
         from fedgist.experiments import runner
         from fedgist.experiments.folder import default_folder
         from fedgist.federation import flower_app
+        from fedgist.federation import runs as runs_across
 
-        flags = naming(flags, method)
+        flags, given = naming(flags, method), configs.assignments(set or [])
+        runs_across.check_typed({*flags, *given})
         layers = configs.base_layers("fedgist federation flower APP fedavg --sites a,b", flags, config)
         names = tuple(name.strip() for name in sites.split(",") if name.strip())
         app = flower_app.App(names)
         known = {"clients": len(names)}
-        chosen = configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
+        chosen = configs.resolve(*layers, given, flags, known, profile=profile)
         folder = (out or default_folder(runner.prepare(chosen))).expanduser().resolve()
         flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
         _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
@@ -230,13 +234,15 @@ def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[
     """What makes the configuration, given what only the federation knows."""
     from fedgist.experiments import config as configs
     from fedgist.experiments.folder import RunFolder
+    from fedgist.federation import runs as runs_across
 
+    given = configs.assignments(chosen.set)
+    runs_across.check_typed({*chosen.flags, *given})
     begun = RunFolder(out).config if resume and out and RunFolder(out).started else None
     command = "fedgist federation run fedavg --federation DIR"
     layers = configs.base_layers(command, chosen.flags, chosen.config, begun)
 
     def resolve(known: dict[str, Any]) -> "RunConfig":
-        given = configs.assignments(chosen.set)
         flags = {name: value for name, value in chosen.flags.items() if name != "model" or not chosen.code}
         return configs.resolve(*layers, given, flags, known, profile=chosen.profile)
 

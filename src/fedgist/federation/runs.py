@@ -187,6 +187,15 @@ def settle(
     return Settled(asked, sources.from_sites(here, sites, named), folder, sites, helper)
 
 
+def check_typed(names: Collection[str]) -> None:
+    """Refuses what whoever starts a run cannot say for its sites; a file of a run on one machine may hold it."""
+    if said := [name for name in having(RunConfig, Role.SITES) if name in names]:
+        raise FedgistError(
+            f"{said[0]} is for a run on one machine: in a federation the clients are the sites, each with data and a "
+            f"model of its own; leave out {said[0]}"
+        )
+
+
 def check(config: RunConfig) -> None:
     """Refuses what only one machine can do."""
     if config.seeds > 1:
