@@ -207,6 +207,17 @@ def test_a_trial_does_not_start_for_a_folder_that_has_a_run(tmp_path: Path) -> N
     assert not (tmp_path / "try").exists()
 
 
+def test_a_run_gives_way_only_where_that_is_asked_for(federation: Path, tmp_path: Path) -> None:
+    """And not before the sites were asked: the server is not there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    command = ("federation", "run", "fedavg", "--federation", federation, "--out", tmp_path / "run")
+    assert "make it anew with --overwrite" in fedgist(*command).stderr
+    done = fedgist(*command, "--overwrite")
+    assert done.exit_code == 2 and "does not answer; start it with" in done.stderr, done.output
+    assert (tmp_path / "run" / "config.toml").is_file()
+
+
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]

@@ -204,7 +204,8 @@ def test_a_revoked_site_is_out_with_all_its_certificates(federation: FederationF
     assert fewer.sites == ("east",) and "north" not in authority.load(fewer)
     assert not kit.exists() and "north" not in (federation.path / "README.md").read_text()
     for arguments, why in (
-        (("revoke", federation, "north"), "unknown site 'north'"),
+        (("revoke", federation, "north"), "site north is revoked already"),
+        (("revoke", federation, "est"), "unknown site 'est'"),
         (("revoke", federation, "east"), "is the only site"),
         (("add-site", federation, "north"), "there is, or was, a site north"),
     ):

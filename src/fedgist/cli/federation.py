@@ -16,6 +16,7 @@ from fedgist.cli.common import (
     Flags,
     Json,
     Out,
+    Overwrite,
     Profile,
     Quiet,
     Resume,
@@ -102,6 +103,7 @@ def run(
     max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     fairness: Fairness = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `federation attach` shows it again.")
@@ -115,7 +117,7 @@ def run(
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
         chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
-        known, settled = settle(federation, chosen, out, resume)
+        known, settled = settle(federation, chosen, out, resume, overwrite)
         if detach:
             _detach(known, settled)
         else:
@@ -143,6 +145,7 @@ def sim(
     fairness: Fairness = False,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -158,7 +161,8 @@ def sim(
         names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
-            settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume, chosen.code)
+            known = resolver(chosen, out, resume)
+            settled = runs_across.settle(names, known, out, resume, chosen.code, overwrite)
         elif profile or set or flags.keys() - (["model"] if chosen.code else []):
             raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
         federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
@@ -249,7 +253,9 @@ def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[
     return resolve
 
 
-def settle(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> tuple["FederationFolder", "Settled"]:
+def settle(
+    directory: Path, chosen: Choices, out: Path | None, resume: bool, overwrite: bool = False
+) -> tuple["FederationFolder", "Settled"]:
     """The federation in a folder, and a run across it; says what the user got wrong."""
     from fedgist.federation import kits
     from fedgist.federation import runs as runs_across
@@ -257,7 +263,7 @@ def settle(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> 
     federation = kits.load(directory)
     _patience(chosen, len(federation.sites))
     resolve = resolver(chosen, out, resume)
-    return federation, runs_across.settle(federation.sites, resolve, out, resume, chosen.code)
+    return federation, runs_across.settle(federation.sites, resolve, out, resume, chosen.code, overwrite)
 
 
 def run_across(
@@ -283,7 +289,9 @@ def run_across(
             raise FedgistError("--fairness needs scores of the sites' test samples, which do not leave in private runs")
         single = by_themselves(settled.config)
         alone = RunFolder(settled.folder.path.parent / run_name(prepare(single)))
-        servers.run(federation, replace(settled, config=single, folder=alone), True, patience, wait, shown)
+        servers.run(
+            federation, replace(settled, config=single, folder=alone, overwrite=False), True, patience, wait, shown
+        )
     result = servers.run(federation, settled, resume, patience, wait, shown, alone)
     assert result.folder is not None
     show_run([result], result.folder, as_json, quiet)

@@ -87,6 +87,8 @@ def renew(federation: FederationFolder, names: Sequence[str]) -> tuple[list[Path
 def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, Roster]:
     """Leave a site out for good: no run asks it, the roster does not have it, and its certificates are refused."""
     with held(federation) as now:
+        if name in revoked(now.server_kit).values():  # never a hint at another one, for which it would be for good
+            raise FedgistError(f"site {name} is revoked already")
         if name not in now.sites:
             raise unknown("site", name, now.sites)
         if len(now.sites) == 1:
