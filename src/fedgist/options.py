@@ -65,19 +65,20 @@ def option(
     safe: Iterable[Any] | None = None,
     reveals: str = "",
     or_all: bool = False,
+    formerly: str | None = None,
 ) -> Any:
     """A dataclass field with its sentence; `low` and `high` are allowed values, `above` is not.
 
     `group` is the heading under which it is shown, `flag` what stands for its value where it is a flag of commands.
     `safe` is what a site in a federation bears unless its operator says more: values, and ranges as in "10..1000";
     `reveals` says what else would tell of the site's data. Without it, the rest only costs time or memory. With
-    `or_all` it may be the word all.
+    `or_all` it may be the word all. `formerly` is the name under which files of before have it.
     """
     limits = {"choices": None if choices is None else tuple(choices), "low": low, "high": high, "above": above}
     return dataclasses.field(
         default=default,
         metadata={"help": help, **limits, "group": group, "role": role, "flag": flag, "or_all": or_all}
-        | {"safe": None if safe is None else tuple(safe), "reveals": reveals},
+        | {"safe": None if safe is None else tuple(safe), "reveals": reveals, "formerly": formerly},
     )
 
 
@@ -99,6 +100,7 @@ class Option:
     safe: tuple[Any, ...] | None = None
     reveals: str = ""
     or_all: bool = False
+    formerly: str | None = None
 
     @property
     def sentences(self) -> str:

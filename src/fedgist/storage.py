@@ -33,8 +33,8 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.replace(path)
         sync(path.parent)
     except OSError as error:
-        if error.errno and not error.filename:
-            error.filename = str(path)  # a write says no more than that the disk is full
+        if error.errno and str(error.filename or draft) == str(draft):  # nobody else knows of the draft; a write that
+            error.filename = str(path)  # finds the disk full names no file at all
         raise
     finally:
         draft.unlink(missing_ok=True)
@@ -97,11 +97,16 @@ def save(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree to a safetensors file; the file appears whole or not at all."""
     tensors, metadata = _taken_apart(tree)
     with replacing(Path(path)) as draft:
-        try:
-            save_file(tensors, draft, metadata=metadata)
-        except SafetensorError as error:  # its words for whatever the disk refused, as in "… (os error 28)"
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+        _write_tensors(tensors, draft, metadata)
+
+
+def _write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # its words for whatever the disk refused, as in "… (os error 28)"
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
 
 
 def load(path: str | os.PathLike[str]) -> Tree:
@@ -119,7 +124,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write named tensors as any reader of safetensors knows them."""
     alone = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with replacing(path) as draft:
-        save_file(alone, draft, metadata={"format": "pt"})
+        _write_tensors(alone, draft, {"format": "pt"})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

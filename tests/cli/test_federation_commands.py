@@ -132,6 +132,14 @@ def test_a_federation_is_not_overwritten(federation: Path) -> None:
         (["fedavg", "--federation", "FED", "--set", "validation=0.2"], "validation is for clients"),
         (["fedavg", "--federation", "FED", "--set", "client_test=own-labels"], "client_test is for clients"),
         (["fedavg", "--federation", "FED", "--set", "seeds=2"], "one run at a time"),
+        (["fedavg", "--federation", "FED", "--seeds", "2"], "one run at a time"),
+        (["fedavg", "--federation", "FED", "--clients", "4"], "clients is for a run on one machine: in a federation"),
+        (["fedavg", "--federation", "FED", "--set", "clients=4"], "the clients are the sites, each with data and a"),
+        (
+            ["fedavg", "--federation", "FED", "--shards-per-client", "4"],
+            "model of its own; leave out shards_per_client",
+        ),
+        (["fedavg", "--federation", "FED", "--offline", "0.5"], "offline is for clients that are simulated"),
         (["fedavg", "--federation", "FED", "--timeout", "0"], "--timeout must be above 0"),
         (["fedavg", "--federation", "FED", "--enough", "2"], "--enough must be above 0 and at most 1"),
         (["fedavg", "--federation", "FED", "--min-sites", "3"], "--min-sites must be from 1 to 2, not 3"),
@@ -178,6 +186,8 @@ def test_mistakes_at_a_site(federation: Path, tmp_path: Path) -> None:
         (["fedavg", "--rounds", "0"], "rounds must be at least 1, not 0"),
         (["fedavg", "--dataset", "digts"], "did you mean 'digits'"),
         (["fedavg", "--set", "delay=2"], "delay is for clients that are simulated"),
+        (["fedavg", "--clients", "4"], "in a federation the clients are the sites"),
+        (["--rounds", "4"], "here are options of a run, but no run: name its method, or leave them out"),
         (["fedavg", "--sites", "0"], "--sites must be at least 1, not 0"),
         (["--config", "no.toml"], "there is no configuration file no.toml"),
     ],
@@ -195,6 +205,17 @@ def test_a_trial_does_not_start_for_a_folder_that_has_a_run(tmp_path: Path) -> N
     done = fedgist("federation", "sim", tmp_path / "try", "fedavg", "--out", tmp_path / "run")
     assert done.exit_code == 2 and "holds an unfinished run; go on with --resume" in done.stderr, done.output
     assert not (tmp_path / "try").exists()
+
+
+def test_a_run_gives_way_only_where_that_is_asked_for(federation: Path, tmp_path: Path) -> None:
+    """And not before the sites were asked: the server is not there."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    command = ("federation", "run", "fedavg", "--federation", federation, "--out", tmp_path / "run")
+    assert "make it anew with --overwrite" in fedgist(*command).stderr
+    done = fedgist(*command, "--overwrite")
+    assert done.exit_code == 2 and "does not answer; start it with" in done.stderr, done.output
+    assert (tmp_path / "run" / "config.toml").is_file()
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

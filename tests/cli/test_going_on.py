@@ -98,3 +98,16 @@ def test_a_full_disk_is_named_with_the_way_on(where, again, monkeypatch):
     assert line == f"fedgist: the disk of run is full: make room and go on with {again}\n"
     call(*(again.split()[1:] if "resume" in again else run))
     assert RunFolder("run").finished
+
+
+def test_a_file_from_before_an_option_was_renamed_is_read():
+    call("run", "repshare", *TINY, "--rounds", "1", "--set", "released=0,1", "--out", "run")
+    file = Path("run/config.toml")
+    assert "released = [0, 1]" in file.read_text()
+    file.write_text(file.read_text().replace("released =", "classes ="))
+    call("run", "--config", file, "--out", "again", "-q")
+    assert lasting("again") == lasting("run")
+    assert "released = [0, 1]" in Path("again/config.toml").read_text()
+    call("run", "--config", file, "--set", "released=2", "--out", "other", "-q")  # what was typed wins
+    assert "released = [2]" in Path("other/config.toml").read_text()
+    call("run", "--resume", "--out", "run", "-q")

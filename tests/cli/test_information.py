@@ -137,7 +137,7 @@ SIMULATED = ["clients", "partition", "alpha", "seeds", "workers", "adversary", "
 )
 def test_flags_are_the_options_that_have_one(command, without):
     (found,) = (one for one in walk(typer.main.get_command(app)) if one[0] == command)
-    shown = {name: parameter for parameter in found[1].params for name in parameter.opts}
+    shown = {name: parameter for parameter in found[1].params if not parameter.hidden for name in parameter.opts}
     for option in options(RunConfig).values():
         flag = f"--{option.name.replace('_', '-')}"
         if option.flag is None or option.name in without:

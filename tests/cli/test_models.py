@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 import fedgist
+from fedgist import storage
 from fedgist.cli import app
 from fedgist.data import datasets
 
@@ -116,6 +118,16 @@ def test_the_same_samples_in_other_files(test_file: str) -> None:
         in (fedgist_says("predict", "run", "words.csv", code=2)[1])
     )
     assert "clients keep no models" in fedgist_says("export", "run", "--client", "3", "--out", "x.pt", code=2)[1]
+    Path("words.npz").write_text("hello")
+    assert fedgist_says("predict", "run", "words.npz", code=2)[1] == (
+        "fedgist: words.npz is damaged or no .npz; fetch it again, or write it with numpy.savez\n"
+    )
+    np.savez("far.npz", x=fractions, y=labels + 3)
+    said = fedgist_says("predict", "run", "x.npz", "far.npz", code=2)[1]
+    assert said == f"fedgist: far.npz: there is a label {labels.max() + 3}, but the model knows 0 to 9\n"
+    Image.fromarray(np.zeros((20, 20), np.uint8)).save("large.png")
+    assert "large.png: its samples have the form 1×20×20" in fedgist_says("predict", "run", "large.png", code=2)[1]
+    assert "--peak must be a number above 0" in fedgist_says("predict", "run", "x.npz", "--peak", "inf", code=2)[1]
 
 
 def test_categories_are_those_of_the_table() -> None:
@@ -141,3 +153,33 @@ def test_what_onnx_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     said = fedgist_says("export", "run", "--format", "onnx", "--out", "x.onnx", code=2)[1]
     assert "pip install 'fedgist[export]'" in said and not Path("x.onnx").exists()
+
+
+def test_onnx_is_asked_about_as_many_samples_as_one_likes() -> None:
+    pytest.importorskip("onnxscript")
+    onnx = pytest.importorskip("onnx")
+    fedgist_says("run", "fedavg", *COMMON, "--profile", "toy", "--out", "run")
+    fedgist_says("export", "run", "--format", "onnx", "--out", "model.onnx")
+    (x,), (scores,) = (getattr(onnx.load("model.onnx").graph, side) for side in ("input", "output"))
+    assert [part.type.tensor_type.shape.dim[0].dim_param for part in (x, scores)] == ["samples", "samples"]
+
+
+def test_what_the_disk_refuses_is_said(test_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedgist_says("run", "fedavg", *COMMON, "--profile", "toy", "--out", "run")
+    Path("folder").mkdir()
+    for words in (("predict", "run", test_file), ("export", "run", "--format", "torchscript")):
+        assert fedgist_says(*words, "--out", "folder", code=2)[1] == "fedgist: folder: Is a directory\n"
+    assert "or add --format torchscript or --format onnx" in fedgist_says("export", "run", "--out", "x.pt", code=2)[1]
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", full)
+    said = fedgist_says("export", "run", "--out", "x.safetensors", code=2)[1]
+    assert said == "fedgist: x.safetensors: No space left on device\n"
+    monkeypatch.setattr(Path, "write_bytes", refused)
+    said = fedgist_says("export", "run", "--format", "torchscript", "--out", "x.pt", code=2)[1]
+    assert said == "fedgist: x.pt: No space left on device\n" and sorted(Path().glob(".*")) == []

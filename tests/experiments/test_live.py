@@ -97,6 +97,15 @@ def test_before_the_first_round_it_waits(tmp_path):
         assert status == 200 and "Waiting" in text and headers["ETag"] is None
 
 
+def test_before_the_first_round_the_server_has_seen_nothing_yet(folder):
+    """Not `nothing`, which is what methods promise that send nothing."""
+    folder.metrics.write_text("")
+    folder.ledger.unlink()
+    folder.result.unlink()
+    with LiveReport(folder.path) as live:
+        assert ">nothing yet<" in ask(live)[2]
+
+
 def test_whoever_looks_on_gets_the_last_page(folder):
     whole = folder.metrics.read_text()
     folder.metrics.write_text(whole.splitlines(keepends=True)[0])
@@ -113,6 +122,15 @@ def test_whoever_looks_on_gets_the_last_page(folder):
 def test_a_port_that_is_taken(folder):
     with LiveReport(folder.path) as live, pytest.raises(FedgistError, match="cannot listen on port"):
         LiveReport(folder.path, urlsplit(live.url).port)
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare"]])
+def test_a_port_without_a_report_to_serve_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, [*command, "fedavg", "--rounds", "1", "--port", "8000"])
+    assert result.exit_code == 2
+    said = "fedgist: --port 8000 is where --live would listen: add --live, or leave out --port\n"
+    assert result.stderr.endswith(said) and not list(tmp_path.iterdir())
 
 
 def test_it_says_at_once_what_is_not_installed(tmp_path, monkeypatch):

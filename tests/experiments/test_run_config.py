@@ -29,7 +29,9 @@ METHODS = list(methods.available())
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_option_of_a_method_has_the_name_of_an_option_of_the_run(method):
-    assert not set(options(methods.find(method).Config)) & set(options(RunConfig))
+    known = {**options(methods.find(method).Config), **options(RunConfig)}
+    assert len(known) == len(options(methods.find(method).Config)) + len(options(RunConfig))
+    assert not {option.formerly for option in known.values()} & known.keys()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,6 +1,7 @@
 """What comes out of a run: files that give the very model back, whatever method and architecture it was."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(
             torch.tensor(scores), fedgist.load(tmp_path, normalised=True)(x), rtol=1e-6, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("name", models.available())
+def test_what_becomes_onnx_takes_any_number_of_samples(name: str) -> None:
+    """Without the packages of ONNX: a module of which only as many as in the example could be asked is refused."""
+    shape = SHAPES.get(name, SHAPE)
+    model = models.build(name, shape, 4, **SMALL.get(name, {}))
+    said = about(models.spell_out(name), input_shape=shape)
+    module = trained.normalising(models.as_module(model, drawn(model)), said)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as `export` does
+        graph = exporting.of_any_number(module.requires_grad_(False), torch.zeros(2, *shape)).module()
+    x = Rng(1).uniform(5, *shape)
+    torch.testing.assert_close(graph(x), module(x), rtol=1e-6, atol=1e-6)
 
 
 def test_onnx_computes_what_gist_learned(tmp_path: Path) -> None:

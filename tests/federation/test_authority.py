@@ -127,7 +127,9 @@ def test_without_the_authority_nothing_is_signed(federation: FederationFolder, t
     federation.authority.rename(tmp_path / "safe")
     keys.load_or_make(federation.kit("east"))
     said = fedgist("roster", federation)
-    assert said.exit_code == 2 and "only where the authority is can a roster be signed" in said.stderr, said.output
+    assert said.exit_code == 2 and "members and their keys change only where the authority is" in said.stderr, (
+        said.output
+    )
 
 
 def test_a_federation_from_before_gets_a_roster(federation: FederationFolder) -> None:
@@ -202,7 +204,8 @@ def test_a_revoked_site_is_out_with_all_its_certificates(federation: FederationF
     assert fewer.sites == ("east",) and "north" not in authority.load(fewer)
     assert not kit.exists() and "north" not in (federation.path / "README.md").read_text()
     for arguments, why in (
-        (("revoke", federation, "north"), "unknown site 'north'"),
+        (("revoke", federation, "north"), "site north is revoked already"),
+        (("revoke", federation, "est"), "unknown site 'est'"),
         (("revoke", federation, "east"), "is the only site"),
         (("add-site", federation, "north"), "there is, or was, a site north"),
     ):
@@ -214,7 +217,30 @@ def test_members_change_only_where_the_authority_is(federation: FederationFolder
     federation.authority.rename(tmp_path / "safe")
     for arguments in (("add-site", federation, "south"), ("renew", federation), ("revoke", federation, "east")):
         said = fedgist(*arguments)
-        assert said.exit_code == 2 and "members change only where the authority is" in said.stderr
+        assert said.exit_code == 2 and "members and their keys change only where the authority is" in said.stderr
+
+
+def test_a_run_that_began_before_signs_for_those_who_are_members_now(federation: FederationFolder) -> None:
+    """Keys that sites announce are signed by the process of the run, which may have begun long ago."""
+    membership.add_sites(federation, ["south", "west"])
+    membership.revoke(federation, "north")
+    keys.load_or_make(federation.kit("east"))
+    signed, _ = membership.sign(federation)
+    assert [member.name for member in signed.members] == ["east", "south", "west"] and signed["east"].enrolled
+
+
+def test_one_who_changes_a_federation_waits_for_the_other(federation: FederationFolder) -> None:
+    """Two rosters of one number would be refused by every site that has seen the other one."""
+    grown = threading.Thread(target=fedgist, args=("add-site", federation, "south"))
+    with membership.held(federation):
+        grown.start()
+        grown.join(1.0)
+        assert grown.is_alive() and kits.load(federation.path).sites == ("east", "north")
+        keys.load_or_make(federation.kit("east"))
+        assert authority.update(federation)[0].number == 2
+    grown.join()
+    now = authority.load(federation)
+    assert now.number == 3 and now["east"].enrolled and "south" in now
 
 
 def test_a_federation_from_before_grows_under_its_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

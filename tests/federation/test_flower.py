@@ -90,7 +90,7 @@ def test_a_run_that_dies_goes_on_to_the_same_end(deployment: Deployment, capfd: 
     grid.before = die
     with pytest.raises(ConnectionError):
         deployment.run(grid, "killed")
-    with pytest.raises(FedgistError, match="go on with --resume"):
+    with pytest.raises(FedgistError, match="'resume=true' goes on with it"):
         deployment.run(deployment.grid, "killed")
     resumed = deployment.run(deployment.grid, "killed", resume=True)
     assert resumed["state_sha256"] == whole["state_sha256"]

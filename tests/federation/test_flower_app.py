@@ -70,6 +70,7 @@ def test_the_estimate_counts_rounds() -> None:
         (["fedavgg", "--sites", "a,b"], "fedavg"),
         (["fedavg", "--sites", "a,b", "--set", "lr=fast"], "lr must be a number"),
         (["fedavg", "--sites", "a,b", "--set", "offline=0.5"], "offline is for clients that are simulated"),
+        (["fedavg", "--sites", "a,b", "--alpha", "0.5"], "alpha is for a run on one machine"),
         (["centralized", "--sites", "a,b"], "wants all data at one site"),
     ],
 )

@@ -17,6 +17,7 @@ LOG = """\
 2026-11-15 11:44:31,346 - Cell - INFO - Register blob CB for channel='aux_communication', topic='*'
 2026-11-15 11:44:39,734 - conn_manager - INFO - Retrying [CH00001 ACTIVE http://localhost:8102] in 8 seconds
 2026-11-15 11:44:47,734 - conn_manager - INFO - Retrying [CH00001 ACTIVE http://localhost:8102] in 10 seconds
+2026-11-15 11:44:47,830 - Communicator - INFO - Failed to send heartbeat. Will try again. Exception: error:client_quit
 2026-11-15 11:44:32,629 - FederatedClient - INFO - Successfully registered client:north for project fedgist.
 2026-11-15 11:45:00,000 - fedgist - INFO - site north takes part in fedavg-1 with mlp
 2026-11-15 11:45:01,000 - fedgist - ERROR - [identity=north, run=7] - site north: refused: its policy forbids it
@@ -38,7 +39,7 @@ def test_log_lines_become_sentences_each_once_in_a_row() -> None:
     code = processes.watch([sys.executable, "-c", f"print({LOG!r})"], processes.AT_SITE, said.append)
     assert code == 0
     assert said == [
-        "the server is not there; trying again until it is",
+        "the server does not answer; trying again until it does (who was revoked is told so by a new start)",
         "site north is connected and waits for runs; Ctrl-C ends it",
         "site north takes part in fedavg-1 with mlp",
         "site north: refused: its policy forbids it",

@@ -41,11 +41,15 @@ def _home_expanded(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def flag_of(name: str) -> Any:
+def flag_of(name: str, hidden: bool = False) -> Any:
     """The flag of an option of a run. Its value stays text until the configuration reads it: one sentence a mistake."""
     option = options(RunConfig)[name]
     return typer.Option(
-        f"--{name.replace('_', '-')}", help=option.help, metavar=option.flag, rich_help_panel=option.group
+        f"--{name.replace('_', '-')}",
+        help=option.help,
+        metavar=option.flag,
+        rich_help_panel=option.group,
+        hidden=hidden,
     )
 
 
@@ -59,25 +63,31 @@ def naming(flags: Flags, method: str | None) -> Flags:
 
 
 def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Puts all flags of a run in the place of a command's parameter `flags`, but those with such a role or name."""
-    names = [
-        name
+    """Puts all flags of a run in the place of a command's parameter `flags`, but those with such a name.
+
+    Options with a role `without` are read and not shown: the command says of them why they are not for it.
+    """
+    known = {
+        name: bool(option.role & without)
         for name, option in options(RunConfig).items()
-        if option.flag and not option.role & without and name not in but
-    ]
+        if (option.flag or option.role & without) and name not in but
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def with_flags(**typed: Any) -> None:
-            given = {name: value for name in names if (value := typed.pop(name)) is not None}
+            given = {name: value for name in known if (value := typed.pop(name)) is not None}
             command(flags=given, **typed)
 
         own = inspect.signature(command)
         flags = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, flag_of(name)]
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, flag_of(name, hidden)],
             )
-            for name in names
+            for name, hidden in known.items()
         ]
         shown = []
         for parameter in own.parameters.values():
@@ -132,7 +142,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Live = Annotated[bool, typer.Option("--live", help="Serve the report to this machine's browsers while it runs.")]
-Port = Annotated[int, typer.Option("--port", help="Port of --live; 0 is a free one.", metavar="N", min=0, max=65535)]
+Port = Annotated[
+    int | None, typer.Option("--port", help="Port of --live; without it, a free one.", metavar="N", min=0, max=65535)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 

@@ -16,6 +16,7 @@ from fedgist.cli.common import (
     Flags,
     Json,
     Out,
+    Overwrite,
     Profile,
     Quiet,
     Resume,
@@ -102,6 +103,7 @@ def run(
     max_norm: Annotated[float, flag("max-norm", "Refuse who adds so many times the round's median.", "X")] = 100.0,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     fairness: Fairness = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Go on without this terminal; `federation attach` shows it again.")
@@ -115,7 +117,7 @@ def run(
         if federation is None:
             raise FedgistError("which federation? name its folder with --federation DIR")
         chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
-        known, settled = settle(federation, chosen, out, resume)
+        known, settled = settle(federation, chosen, out, resume, overwrite)
         if detach:
             _detach(known, settled)
         else:
@@ -143,6 +145,7 @@ def sim(
     fairness: Fairness = False,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -158,7 +161,10 @@ def sim(
         names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
         settled = None
         if method is not None or config is not None:  # what the user got wrong shows before anything is started
-            settled = runs_across.settle(names, resolver(chosen, out, resume), out, resume, chosen.code)
+            known = resolver(chosen, out, resume)
+            settled = runs_across.settle(names, known, out, resume, chosen.code, overwrite)
+        elif profile or set or flags.keys() - (["model"] if chosen.code else []):
+            raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
         federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
         if settled is not None:
             simulations.allow(federation, settled, _note)
@@ -189,13 +195,15 @@ def flower(
         from fedgist.experiments import runner
         from fedgist.experiments.folder import default_folder
         from fedgist.federation import flower_app
+        from fedgist.federation import runs as runs_across
 
-        flags = naming(flags, method)
+        flags, given = naming(flags, method), configs.assignments(set or [])
+        runs_across.check_typed({*flags, *given})
         layers = configs.base_layers("fedgist federation flower APP fedavg --sites a,b", flags, config)
         names = tuple(name.strip() for name in sites.split(",") if name.strip())
         app = flower_app.App(names)
         known = {"clients": len(names)}
-        chosen = configs.resolve(*layers, configs.assignments(set or []), flags, known, profile=profile)
+        chosen = configs.resolve(*layers, given, flags, known, profile=profile)
         folder = (out or default_folder(runner.prepare(chosen))).expanduser().resolve()
         flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
         _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
@@ -230,20 +238,24 @@ def resolver(chosen: Choices, out: Path | None, resume: bool) -> Callable[[dict[
     """What makes the configuration, given what only the federation knows."""
     from fedgist.experiments import config as configs
     from fedgist.experiments.folder import RunFolder
+    from fedgist.federation import runs as runs_across
 
+    given = configs.assignments(chosen.set)
+    runs_across.check_typed({*chosen.flags, *given})
     begun = RunFolder(out).config if resume and out and RunFolder(out).started else None
     command = "fedgist federation run fedavg --federation DIR"
     layers = configs.base_layers(command, chosen.flags, chosen.config, begun)
 
     def resolve(known: dict[str, Any]) -> "RunConfig":
-        given = configs.assignments(chosen.set)
         flags = {name: value for name, value in chosen.flags.items() if name != "model" or not chosen.code}
         return configs.resolve(*layers, given, flags, known, profile=chosen.profile)
 
     return resolve
 
 
-def settle(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> tuple["FederationFolder", "Settled"]:
+def settle(
+    directory: Path, chosen: Choices, out: Path | None, resume: bool, overwrite: bool = False
+) -> tuple["FederationFolder", "Settled"]:
     """The federation in a folder, and a run across it; says what the user got wrong."""
     from fedgist.federation import kits
     from fedgist.federation import runs as runs_across
@@ -251,7 +263,7 @@ def settle(directory: Path, chosen: Choices, out: Path | None, resume: bool) -> 
     federation = kits.load(directory)
     _patience(chosen, len(federation.sites))
     resolve = resolver(chosen, out, resume)
-    return federation, runs_across.settle(federation.sites, resolve, out, resume, chosen.code)
+    return federation, runs_across.settle(federation.sites, resolve, out, resume, chosen.code, overwrite)
 
 
 def run_across(
@@ -277,7 +289,9 @@ def run_across(
             raise FedgistError("--fairness needs scores of the sites' test samples, which do not leave in private runs")
         single = by_themselves(settled.config)
         alone = RunFolder(settled.folder.path.parent / run_name(prepare(single)))
-        servers.run(federation, replace(settled, config=single, folder=alone), True, patience, wait, shown)
+        servers.run(
+            federation, replace(settled, config=single, folder=alone, overwrite=False), True, patience, wait, shown
+        )
     result = servers.run(federation, settled, resume, patience, wait, shown, alone)
     assert result.folder is not None
     show_run([result], result.folder, as_json, quiet)

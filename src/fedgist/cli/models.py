@@ -1,5 +1,6 @@
 """Commands for what a run has learned: predict, export."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,8 @@ def predict(
         from fedgist.experiments import predictions
         from fedgist.experiments.folder import write_text
 
-        if peak is not None and not peak > 0:
-            raise FedgistError(f"--peak must be above 0, not {peak:g}")
+        if peak is not None and not 0 < peak < math.inf:
+            raise FedgistError(f"--peak must be a number above 0, not {peak:g}")
         made = predictions.predict(run, files, client, peak)
         text = predictions.as_text(made, format)
         if out is None:

@@ -23,9 +23,9 @@ def roster(
 ) -> None:
     """Sign a new roster if members or their keys have changed; show who is in it."""
     with speaking(debug):
-        from fedgist.federation import authority, kits
+        from fedgist.federation import kits, membership
 
-        signed, refused = authority.update(kits.load(directory), files or [])
+        signed, refused = membership.sign(kits.load(directory), files or [])
         for line in refused:
             typer.echo(f"not believed: {line}", err=True)
         typer.echo(f"roster {signed.number} of {signed.federation}, SHA-256 {signed.digest}")

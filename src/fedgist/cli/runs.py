@@ -63,7 +63,7 @@ def run(
     overwrite: Overwrite = False,
     as_json: Json = False,
     live: Live = False,
-    port: Port = 0,
+    port: Port = None,
     fairness: Fairness = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard into the run's folder.")
@@ -112,7 +112,7 @@ def compare(
     overwrite: Overwrite = False,
     as_json: Json = False,
     live: Live = False,
-    port: Port = 0,
+    port: Port = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -229,14 +229,16 @@ def _free(name: str) -> Path:
 
 
 @contextmanager
-def _live(folder: Path, wanted: bool, port: int) -> Iterator[None]:
+def _live(folder: Path, wanted: bool, port: int | None) -> Iterator[None]:
     """Serves the report of what runs in `folder`, where that is wanted."""
+    if port is not None and not wanted:
+        raise FedgistError(f"--port {port} is where --live would listen: add --live, or leave out --port")
     if not wanted:
         yield
         return
     from fedgist.experiments.live import LiveReport
 
-    with LiveReport(folder, port) as live:
+    with LiveReport(folder, port or 0) as live:
         print(f"live report: {live.url}", file=sys.stderr)
         yield
 

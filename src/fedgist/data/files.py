@@ -9,7 +9,8 @@ import gzip
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,21 +190,31 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
+@contextmanager
+def arrays_in(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an `.npz`, each read when it is asked for; of any other file numpy would say how to unpickle it."""
+    with naming_file(path), path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise FedgistError(f"{path} is damaged or no .npz; fetch it again, or write it with numpy.savez")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            yield archive
+
+
 def read_npz(path: Path) -> Images:
     """One `.npz` file. Besides `images` and `labels` it may have `groups`, `peak`, `mean` and `std`.
 
     A missing `peak` is the largest number of the type (255), of float32 1.
     """
-    with naming_file(path), path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        keys = set(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else set()
+    with arrays_in(path) as arrays:
+        keys = set(arrays)
         if not {"images", "labels"} <= keys:
             raise FedgistError(f"{path} must be an .npz with the keys 'images' and 'labels'; it has {sorted(keys)}")
-        pixels, labels = archive["images"], archive["labels"]
+        pixels, labels = arrays["images"], arrays["labels"]
         most = np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1
-        peak = float(archive["peak"]) if "peak" in keys else most
-        groups = archive["groups"] if "groups" in keys else None
-        mean, std = (np.atleast_1d(archive[key]).tolist() if key in keys else [] for key in ("mean", "std"))
+        peak = float(arrays["peak"]) if "peak" in keys else most
+        groups = arrays["groups"] if "groups" in keys else None
+        mean, std = (np.atleast_1d(arrays[key]).tolist() if key in keys else [] for key in ("mean", "std"))
     whole = pixels.dtype.kind in "iu"
     if not (0 < peak < math.inf) or (whole and not (1 <= peak <= most and peak == int(peak))):
         raise FedgistError(f"{path}: peak must be between 1 and {most}, not {peak:g}")
@@ -232,7 +243,7 @@ def write_npz(path: Path, images: Images) -> None:
 
 
 @contextmanager
-def naming_file(path: Path, remedy: str = "fetch it again") -> Iterator[None]:
+def naming_file(path: Path, remedy: str = "fetch or write it again") -> Iterator[None]:
     """Damaged files fail in as many ways as zip, gzip and numpy have parts; what the user needs is the file's name."""
     try:
         yield

@@ -14,7 +14,7 @@ import numpy as np
 from fedgist.core.errors import FedgistError
 from fedgist.data import cifar, files, pictures, tables
 from fedgist.data.cards import EMNIST_FILES
-from fedgist.data.files import Images, Reader, check_forms, checked, naming_file, read_idx
+from fedgist.data.files import Images, Reader, arrays_in, check_forms, checked, read_idx
 
 FILES = (
     "train.npz and test.npz, train.csv and test.csv with columns.toml, pictures in train/CLASS/ and test/CLASS/, "
@@ -86,7 +86,7 @@ def _npz_keys(path: Path) -> set[str]:
 
 
 def _read_medmnist(path: Path) -> tuple[Images, Images]:
-    with naming_file(path), np.load(path, allow_pickle=False) as archive:
+    with arrays_in(path) as archive:
         content = {key: archive[key] for key in MEDMNIST_KEYS}
     train, test = (
         checked(str(path), content[f"{split}_images"], single_labels(str(path), content[f"{split}_labels"]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedgist.core.errors import FedgistError
 from fedgist.data import tables
-from fedgist.data.files import checked, naming_file
+from fedgist.data.files import arrays_in, checked, naming_file
 from fedgist.data.pictures import SUFFIXES, read_pictures
 
 LABELS = ("y", "label", "labels")
@@ -46,7 +46,7 @@ def read(
     if not path.is_file():
         raise FedgistError(f"there is no file or folder {path}")
     if path.suffix.lower() in SUFFIXES:
-        return _pictures([path], [path.name], shape)
+        return _pictures(path, [path], [path.name], shape)
     if columns and path.suffix.lower() == ".csv":
         return _read_table(path, columns, classes or ())
     readers = {".npz": _read_npz, ".csv": _read_csv}
@@ -59,19 +59,18 @@ def _read_folder(folder: Path, shape: tuple[int, ...]) -> Samples:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise FedgistError(f"there are no pictures in {folder}")
-    return _pictures(paths, [path.relative_to(folder).as_posix() for path in paths], shape)
+    return _pictures(folder, paths, [path.relative_to(folder).as_posix() for path in paths], shape)
 
 
-def _pictures(paths: Sequence[Path], names: list[str], shape: tuple[int, ...]) -> Samples:
-    return Samples(names, _from_bytes(str(paths[0].parent), read_pictures(paths), shape, 255), None)
+def _pictures(where: Path, paths: Sequence[Path], names: list[str], shape: tuple[int, ...]) -> Samples:
+    return Samples(names, _from_bytes(str(where), read_pictures(paths), shape, 255), None)
 
 
 def _read_npz(path: Path, shape: tuple[int, ...], peak: float | None) -> Samples:
     """`x` (or `images`) and, if there is one, `y` (or `labels`); whole numbers are pixels, others have `shape`."""
-    with naming_file(path), path.open("rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        keys = list(archive.files) if isinstance(archive, np.lib.npyio.NpzFile) else []
-        held = {key: archive[key] for key in ("x", "images", *LABELS, "peak") if key in keys}
+    with arrays_in(path) as arrays:
+        keys = list(arrays)
+        held = {key: arrays[key] for key in ("x", "images", *LABELS, "peak") if key in keys}
         peak = peak or (float(held["peak"]) if "peak" in held else None)
     values = held.get("x", held.get("images"))
     if values is None:
@@ -150,7 +149,7 @@ def _from_bytes(where: str, pixels: np.ndarray, shape: tuple[int, ...], peak: fl
 
 def _scaled(where: str, values: np.ndarray, shape: tuple[int, ...], peak: float) -> Tensor:
     if values.shape[1:] != shape or values.dtype.kind not in "uif":
-        ours, theirs = ("×".join(map(str, sides)) for sides in (values.shape[1:], shape))
+        ours, theirs = ("×".join(map(str, sides)) or "of one value" for sides in (values.shape[1:], shape))
         raise FedgistError(f"{where}: its samples have the form {ours} ({values.dtype}), but the model takes {theirs}")
     if not len(values) or not np.isfinite(values).all():
         raise FedgistError(f"{where}: {'not all values are finite numbers' if len(values) else 'there are no samples'}")

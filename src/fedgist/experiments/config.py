@@ -192,7 +192,9 @@ def resolve(*layers: Mapping[str, Any], profile: str | None = None) -> RunConfig
     flat = {key: value for layer in layers for key, value in layer.items()}
     name = str(flat.get("method", RunConfig.method))
     own, run = method_options(name), options(RunConfig)
-    flat = {**profile_of(name, profile), **flat}
+    now = {option.formerly: key for key, option in {**own, **run}.items() if option.formerly}
+    given = {now.get(key, key): value for layer in layers for key, value in layer.items()}
+    flat = {**profile_of(name, profile), **given}
     for key in flat:
         if key not in own and key not in run:
             raise unknown("option", key, [*own, *run])

@@ -20,7 +20,8 @@ HERE = "127.0.0.1"
 PATIENCE = 5.0  # seconds that a reader gets to fetch the last page, and after which one who is silent has gone
 RESTRAINT = 10.0  # making pages may take one part in so many of the time, the rest is for the runs
 WAITING = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>fedgist</title><p>Waiting …'
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>fedgist</title>'
+    "<p>Waiting for the first run to begin …"
 )
 
 

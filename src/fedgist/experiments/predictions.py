@@ -43,6 +43,9 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     module = trained.normalising(module, about)
     form = about.input_shape, peak, about.columns, about.class_names
     read = [samples.read(path.expanduser(), *form) for path in files]
+    for path, one in zip(files, read, strict=True):
+        if one.y is not None and (last := int(one.y.max())) >= about.classes:
+            raise FedgistError(f"{path}: there is a label {last}, but the model knows 0 to {about.classes - 1}")
     if about.of_pixels:
         for path, one in zip(files, read, strict=True):
             if one.x.min() < 0 or one.x.max() > 1:
@@ -53,8 +56,6 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     with torch.no_grad():
         scores = torch.cat([module(part) for one in read for part in one.x.split(BATCH["cpu"])])
     truths = [truth for one in read for truth in (one.y.tolist() if one.y is not None else [None] * len(one.x))]
-    if strangers := [truth for truth in truths if truth is not None and truth >= about.classes]:
-        raise FedgistError(f"there is a label {strangers[0]}, but the model knows 0 to {about.classes - 1}")
     said = scores.argmax(1).tolist()
     correct = sum(label == truth for label, truth in zip(said, truths, strict=True))
     judged = sum(truth is not None for truth in truths)

@@ -35,9 +35,10 @@ def found(federation: "FederationFolder") -> Roster:
 
 
 def update(federation: "FederationFolder", files: Iterable[Path] = ()) -> tuple[Roster, list[str]]:
-    """Sign a new roster if members or their keys have changed; also says which announcements were not believed."""
-    if not federation.authority.is_dir():
-        raise FedgistError(f"{federation.authority} is not here: only where the authority is can a roster be signed")
+    """Sign a new roster if members or their keys have changed; also says which announcements were not believed.
+
+    Of a federation that its caller holds (`membership.held`): two who sign at a time make two rosters of one number.
+    """
     known = load(federation) if (federation.authority / KEY).is_file() else found(federation)
     refused, announced = [], {}
     for path in [*sorted((federation.path / ANNOUNCED).glob("*.keys")), *files]:

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import config as configs
+from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Lines
 from fedgist.federation import runs, site_setup
 from fedgist.federation.flower_app import App
@@ -58,6 +59,10 @@ def drive(grid: Grid, context: Context) -> None:
     """One run, as the app's configuration says."""
     app = App.read(context.run_config)
     out, layer = Path(app.out).expanduser(), app.run
+    if RunFolder(out).started and not app.resume:
+        raise FedgistError(
+            f"{out} holds a run: --run-config 'resume=true' goes on with it, and 'out=\"FOLDER\"' makes another"
+        )
     if app.resume and (out / "config.toml").is_file():
         layer = configs.load(out / "config.toml")
 
@@ -67,7 +72,10 @@ def drive(grid: Grid, context: Context) -> None:
         for site in sorted(transport.find(app.sites, app.wait)):
             log.warning(f"site {site} is not there; it can join later, with resume=true")
         if not transport.nodes:
-            raise FedgistError(f"none of {', '.join(app.sites)} has connected within {app.wait:g} s")
+            raise FedgistError(
+                f"none of {', '.join(app.sites)} has connected within {app.wait:g} s: start their nodes, each with "
+                "its site-name in the file for --node-config"
+            )
         yield transport
 
     def resolve(known: dict[str, Any]) -> configs.RunConfig:

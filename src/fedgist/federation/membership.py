@@ -3,8 +3,10 @@
 All of it is done where the authority is. A running server need not be stopped for a new or a revoked site.
 """
 
+import contextlib
+import fcntl
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,22 +20,44 @@ from fedgist.federation.kits import FederationFolder
 from fedgist.federation.listener import REVOKED, revoked
 from fedgist.federation.protocol.roster import Roster
 
+LOCK = "lock"
+"""In the authority's folder: who holds it changes the federation, and nobody else."""
 EARLY = timedelta(days=30)
 """How long before a certificate ends one is warned."""
 
 
+@contextlib.contextmanager
+def held(federation: FederationFolder) -> Iterator[FederationFolder]:
+    """The federation as it is now, held by nobody else: a run that began before signs the keys of sites, too."""
+    if not federation.authority.is_dir():
+        raise FedgistError(
+            f"{federation.authority} is not here: members and their keys change only where the authority is"
+        )
+    with (federation.authority / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield kits.load(federation.path)
+
+
+def sign(federation: FederationFolder, files: Iterable[Path] = ()) -> tuple[Roster, list[str]]:
+    """A new roster if sites have announced keys since; also says which announcements were not believed."""
+    with held(federation) as now:
+        return authority.update(now, files)
+
+
 def add_sites(federation: FederationFolder, names: Sequence[str]) -> tuple[FederationFolder, Roster]:
     """A kit for each new site; the certificates of the others stay."""
-    _need_authority(federation)
-    kits.check_sites(federation.server, names)
-    if known := sorted(set(names) & {*federation.sites, *revoked(federation.server_kit).values()}):
-        raise FedgistError(f"there is, or was, a site {known[0]} in this federation: a new one needs a name of its own")
-    grown = replace(federation, sites=tuple(sorted((*federation.sites, *names))))
-    with kits.provisioned(grown) as produced:
-        for name in names:
-            kits.make_kit(grown, name, produced)
-    kits.save(grown)
-    return grown, authority.update(grown)[0]
+    with held(federation) as now:
+        kits.check_sites(now.server, names)
+        if known := sorted(set(names) & {*now.sites, *revoked(now.server_kit).values()}):
+            raise FedgistError(
+                f"there is, or was, a site {known[0]} in this federation: a new one needs a name of its own"
+            )
+        grown = replace(now, sites=tuple(sorted((*now.sites, *names))))
+        with kits.provisioned(grown) as produced:
+            for name in names:
+                kits.make_kit(grown, name, produced)
+        kits.save(grown)
+        return grown, authority.update(grown)[0]
 
 
 def renew(federation: FederationFolder, names: Sequence[str]) -> tuple[list[Path], Roster]:
@@ -41,49 +65,46 @@ def renew(federation: FederationFolder, names: Sequence[str]) -> tuple[list[Path
 
     Those of before stay valid until their end, so that nobody is shut out before the new ones are in place.
     """
-    _need_authority(federation)
-    folders = {name: federation.kit(name) for name in federation.sites}
-    folders |= {federation.server: federation.server_kit, kits.ADMIN: federation.admin_kit}
-    for name in names:
-        if name not in folders:
-            raise unknown("member of the federation", name, folders)
-    renewed = list(names) or list(folders)
-    authority.forget(federation, renewed)
-    written = []
-    with kits.provisioned(federation) as produced:
-        for name in renewed:
-            for file in certificate_files(federation, name):
-                there = folders[name] / "startup" / file
-                there.parent.mkdir(parents=True, exist_ok=True)  # the kit may have been carried away
-                shutil.copy2(produced / name / "startup" / file, there)
-                written.append(there)
-    return written, authority.update(federation)[0]
+    with held(federation) as now:
+        folders = {name: now.kit(name) for name in now.sites}
+        folders |= {now.server: now.server_kit, kits.ADMIN: now.admin_kit}
+        for name in names:
+            if name not in folders:
+                raise unknown("member of the federation", name, folders)
+        renewed = list(names) or list(folders)
+        authority.forget(now, renewed)
+        written = []
+        with kits.provisioned(now) as produced:
+            for name in renewed:
+                for file in certificate_files(now, name):
+                    there = folders[name] / "startup" / file
+                    there.parent.mkdir(parents=True, exist_ok=True)  # the kit may have been carried away
+                    shutil.copy2(produced / name / "startup" / file, there)
+                    written.append(there)
+        return written, authority.update(now)[0]
 
 
 def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, Roster]:
     """Leave a site out for good: no run asks it, the roster does not have it, and its certificates are refused."""
-    _need_authority(federation)
-    if name not in federation.sites:
-        raise unknown("site", name, federation.sites)
-    if len(federation.sites) == 1:
-        raise FedgistError(f"{name} is the only site: a federation without sites is none")
-    authority.forget(federation, [name])
-    today = datetime.now(UTC).date().isoformat()
-    path = federation.server_kit / REVOKED
-    known = path.read_text("ascii") if path.is_file() else ""
-    lines = [f"{digest} {name} {today}\n" for digest in authority.issued(federation)[name]]
-    storage.write(path, "".join([known, *lines]).encode("ascii"))  # half a line would shut out everybody
-    fewer = replace(federation, sites=tuple(site for site in federation.sites if site != name))
-    kits.save(fewer)
-    if federation.kit(name).is_dir():
-        (federation.path / "revoked").mkdir(exist_ok=True)
-        federation.kit(name).rename(federation.path / "revoked" / name)
-    return fewer, authority.update(fewer)[0]
-
-
-def _need_authority(federation: FederationFolder) -> None:
-    if not federation.authority.is_dir():
-        raise FedgistError(f"{federation.authority} is not here: members change only where the authority is")
+    with held(federation) as now:
+        if name in revoked(now.server_kit).values():  # never a hint at another one, for which it would be for good
+            raise FedgistError(f"site {name} is revoked already")
+        if name not in now.sites:
+            raise unknown("site", name, now.sites)
+        if len(now.sites) == 1:
+            raise FedgistError(f"{name} is the only site: a federation without sites is none")
+        authority.forget(now, [name])
+        today = datetime.now(UTC).date().isoformat()
+        path = now.server_kit / REVOKED
+        known = path.read_text("ascii") if path.is_file() else ""
+        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(now)[name]]
+        storage.write(path, "".join([known, *lines]).encode("ascii"))  # half a line would shut out everybody
+        fewer = replace(now, sites=tuple(site for site in now.sites if site != name))
+        kits.save(fewer)
+        if now.kit(name).is_dir():
+            (now.path / "revoked").mkdir(exist_ok=True)
+            now.kit(name).rename(now.path / "revoked" / name)
+        return fewer, authority.update(fewer)[0]
 
 
 def certificate_files(federation: FederationFolder, name: str) -> tuple[str, str]:

@@ -22,7 +22,9 @@ PATIENCE = 5.0
 FEDGIST = r" - fedgist - (?:INFO|WARNING|ERROR) - (?:\[identity=[^]]*\](?::| -) )?(.*)"
 AT_SITE = {
     r"Successfully registered client:(\S+)": "site {0} is connected and waits for runs; Ctrl-C ends it",
-    r"Retrying \[.* ACTIVE ": "the server is not there; trying again until it is",
+    r"Retrying \[.* ACTIVE |Failed to send heartbeat": (
+        "the server does not answer; trying again until it does (who was revoked is told so by a new start)"
+    ),
     r"(?i)certificate verify failed|CertificateError": "refused: the server's certificate is not of this federation",
     r"(?i)alert (?:unknown ca|certificate)": "refused: the server does not accept the certificate of this kit",
     FEDGIST: "{0}",

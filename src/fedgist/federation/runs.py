@@ -55,6 +55,8 @@ class Settled:
     sites: Sequence[str]
     """Those that take part; a helper does not."""
     helper: str = ""
+    overwrite: bool = False
+    """Whether a run in the folder gives way."""
 
 
 def _begun_with(folder: RunFolder) -> list[str]:
@@ -116,7 +118,7 @@ def run(
             return sources.with_architectures(config, known.inputs)
 
         try:
-            result = runner.run(final, known.folder.path, resume, load, progress, make)
+            result = runner.run(final, known.folder.path, resume, load, progress, make, known.overwrite)
         except runner.Interrupted as stop:
             raise runner.Interrupted(stop.kept, "the same command and --resume") from None
         if alone is not None and not gains.compared(known.folder, alone):
@@ -155,6 +157,7 @@ def settle(
     out: Path | None,
     resume: bool,
     code: str = "",
+    overwrite: bool = False,
 ) -> Settled:
     """What is known before anybody is asked, so that what the user got wrong shows first.
 
@@ -183,8 +186,17 @@ def settle(
             f"{name} = {toml_value(value)}: sites allow {usual}, unless their policy.toml says more for {here.method}"
         )
     folder = RunFolder(out or default_folder(here))  # found again whatever the sites have announced
-    folder.check_free(resume)
-    return Settled(asked, sources.from_sites(here, sites, named), folder, sites, helper)
+    folder.check_free(resume or overwrite)
+    return Settled(asked, sources.from_sites(here, sites, named), folder, sites, helper, overwrite)
+
+
+def check_typed(names: Collection[str]) -> None:
+    """Refuses what whoever starts a run cannot say for its sites; a file of a run on one machine may hold it."""
+    if said := [name for name in having(RunConfig, Role.SITES) if name in names]:
+        raise FedgistError(
+            f"{said[0]} is for a run on one machine: in a federation the clients are the sites, each with data and a "
+            f"model of its own; leave out {said[0]}"
+        )
 
 
 def check(config: RunConfig) -> None:

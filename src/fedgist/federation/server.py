@@ -156,7 +156,7 @@ class Members:
             return False
         new = [site for site, data in sorted(announced.items()) if self._is_new(site, data)]
         if new and self.federation.authority.is_dir():
-            signed, _ = authority.update(self.federation)
+            signed, _ = membership.sign(self.federation)
             log.info(f"roster {signed.number} has the keys of {', '.join(new)}")
             return True
         if new:

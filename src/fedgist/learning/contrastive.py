@@ -36,7 +36,9 @@ class Choices:
     discriminator: str = option(
         "classifier", "What tells classes of features apart: the own classifier, or a net beside it.", DISCRIMINATORS
     )
-    released: tuple[int, ...] = option((), "Classes of which representations are released; without it, all.", low=0)
+    released: tuple[int, ...] = option(
+        (), "Classes of which representations are released; without it, all.", low=0, formerly="classes"
+    )
     share: float = option(
         1.0,
         "Share of the samples of each class that released averages may use.",

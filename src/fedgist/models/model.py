@@ -124,8 +124,8 @@ class LayeredModel(Model):
         """Whether what convolutions make of these images leaves a CPU's caches before the next layer reads it, and no
         gradient needs it again. Vectors stay together: a product of fewer rows may round otherwise.
         """
-        many = len(x) > 2 * self._at_once and self._on_images > 1
-        return many and not torch.is_grad_enabled() and is_eager(x)
+        alone = self._on_images > 1 and not torch.is_grad_enabled() and is_eager(x)
+        return alone and len(x) > 2 * self._at_once  # asked last: of an exported model it would fix how many there are
 
     def _position(self, layer: str) -> int:
         if layer not in self._positions:

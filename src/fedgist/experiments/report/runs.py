@@ -196,7 +196,7 @@ class Run:
     def server_sees(self, most: int | None = None) -> str:
         """What the server learns of a single client, in a few words that name so many fields; all without a number."""
         if not self.sends:
-            return "nothing"
+            return "nothing" if self.rows else "nothing yet"
         if "sees" not in self.about:
             return "not recorded"
         if not self.visible:
