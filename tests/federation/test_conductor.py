@@ -19,6 +19,7 @@ pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvfla
 
 from fedgist.core.errors import FedgistError
 from fedgist.federation.conductor import Conductor
+from fedgist.federation.leftovers import KEPT, STORE
 from fedgist.federation.listener import REVOKED
 from fedgist.federation.protocol.flare_transport import CUT, FlareTransport
 from fedgist.federation.protocol.framing import LINKS, read, write
@@ -259,6 +260,21 @@ def test_a_site_whose_job_does_not_begin_keeps_nobody_else_from_one(
     begin("99", "b")
     conductor.step(1000.0)
     assert not conductor.failed
+
+
+def test_each_job_that_begins_removes_what_old_ones_left(conductor: Conductor) -> None:
+    store = conductor.federation / "server" / STORE
+    names = [f"00000000-0000-0000-0000-{number:012d}" for number in range(3 * KEPT)]
+    for name in names:
+        (store / name).mkdir(parents=True)
+        (store / name / "meta").write_text(
+            json.dumps({"status": "FINISHED:ABORTED" if name != names[1] else "RUNNING"})
+        )
+    conductor.step(0.0)
+    assert len([*store.iterdir()]) == len(names)
+    conductor.session.heard = dict.fromkeys("abc", time.time())
+    conductor.step(1.0)
+    assert conductor.session.jobs and len([*store.iterdir()]) == KEPT + 1 and (store / names[1]).is_dir()
 
 
 def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:

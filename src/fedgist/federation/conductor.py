@@ -15,9 +15,11 @@ import sys
 import tempfile
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.leftovers import STORE, remove, unended
 from fedgist.federation.listener import revoked
 from fedgist.federation.processes import end_in_order
 from fedgist.federation.protocol.flare_link import write_job
@@ -94,6 +96,8 @@ class Conductor:
                 )
 
     def _begin(self, sites: set[str], now: float) -> None:
+        store = self.federation / "server" / STORE
+        remove(store, partial(unended, store))
         address = self.folder / f"{next(self.numbers)}.link"
         with tempfile.TemporaryDirectory() as folder:
             write_job(Path(folder), str(address), SITE, sites)
