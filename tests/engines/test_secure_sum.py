@@ -1,17 +1,23 @@
 """The layer of secure sums in one process: what travels, what the asker gets, and where noise comes in."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedgist import storage
 from fedgist.core.codec import Codec, to_bytes
 from fedgist.core.errors import FedgistError
 from fedgist.core.message import message, schema_of, tag_of, wire
 from fedgist.engines.layer import Exchange, Unfit
-from fedgist.engines.schemes import Simulated, helped_here, masks_here
+from fedgist.engines.schemes import Helped, Masks, Simulated, helped_here, masks_here
 from fedgist.engines.secure_sum import SecureSum, masked
-from fedgist.secure.ring import Grid, Ring
+from fedgist.secure.graph import Group
+from fedgist.secure.masks import mask
+from fedgist.secure.ring import Grid, Ring, Vector
 from toys import clients, federation, received, toy_federation
 
 
@@ -135,6 +141,33 @@ def test_with_a_helper_too_few_skip_the_round() -> None:
     layer = SecureSum(list(sites), helped_here(list(sites), 3))
     report = federation("fedavg", sites, between=layer, offline=lambda id, *_: id in "01").run_round()
     assert report.skipped and "3 of 5 sites answered, and 4 are needed" in report.skipped
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("scheme", [helped_here, masks_here])
+def test_a_mask_that_stays_in_the_sum_does_not_reach_the_model(
+    scheme: Callable[..., Masks | Helped], checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site hides its part by another stream than it seals, or commits to; without the check nobody would notice."""
+    sites = clients(*[10] * 5)
+    made = scheme(list(sites), 3)
+    honest = made.parties["2"].mask
+
+    def lie(group: Group, vectors: Mapping[str, Vector], scopes: Sequence[str]) -> Any:
+        hidden, *beside = honest(group, vectors, scopes)
+        mask(hidden, bytes(32), 1)
+        return hidden, *beside
+
+    monkeypatch.setattr(made.parties["2"], "mask", lie)
+    if not checked:
+        monkeypatch.setattr(Ring, "holds", lambda *_: True)
+    engine = federation("fedavg", sites, between=SecureSum(list(sites), made))
+    before = storage.digest(engine.state)
+    reports = [engine.run_round() for _ in range(2)]
+    for report in reports:
+        assert (report.skipped is not None) == checked
+        assert not checked or "more than sites can add. One of 0, 1, 2, 3, 4, or who helps them" in str(report.skipped)
+    assert (storage.digest(engine.state) == before) == checked
 
 
 @pytest.mark.parametrize("gone", ["9", "789"])

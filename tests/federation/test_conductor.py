@@ -18,10 +18,11 @@ import pytest
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from fedgist.core.errors import FedgistError
-from fedgist.federation.conductor import Conductor
+from fedgist.federation.conductor import FRESH, SILENT, Conductor
+from fedgist.federation.leftovers import KEPT, STORE
 from fedgist.federation.listener import REVOKED
 from fedgist.federation.protocol.flare_transport import CUT, FlareTransport
-from fedgist.federation.protocol.framing import LINKS, read, write
+from fedgist.federation.protocol.framing import HEARD, LINKS, read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
 
@@ -177,6 +178,20 @@ def test_a_site_that_its_job_cannot_reach_is_asked_again_in_another(
     transport.close()
 
 
+@pytest.mark.parametrize(("noted", "waits"), [("a\nb", True), ("a", False), ("", False)])
+def test_a_lost_site_is_waited_for_while_it_is_heard(
+    short_folder: Path, begin: Callable[..., Job], noted: str, waits: bool
+) -> None:
+    """The process that answers for it may have died alone, and then another does so soon."""
+    begin("1", "a", "b").gone.add("b")
+    (short_folder / HEARD).write_text(noted)
+    transport, before = FlareTransport(short_folder, lambda: True), time.monotonic()
+    transport.refresh()
+    assert transport.exchange({site: site.encode() for site in "ab"}, 3.0, 2) == {"a": b"A", "b": CUT}
+    assert (time.monotonic() - before > 2.5) == waits
+    transport.close()
+
+
 class Session:
     """What NVFlare knows: who was heard when, and jobs that are running."""
 
@@ -261,6 +276,21 @@ def test_a_site_whose_job_does_not_begin_keeps_nobody_else_from_one(
     assert not conductor.failed
 
 
+def test_each_job_that_begins_removes_what_old_ones_left(conductor: Conductor) -> None:
+    store = conductor.federation / "server" / STORE
+    names = [f"00000000-0000-0000-0000-{number:012d}" for number in range(3 * KEPT)]
+    for name in names:
+        (store / name).mkdir(parents=True)
+        (store / name / "meta").write_text(
+            json.dumps({"status": "FINISHED:ABORTED" if name != names[1] else "RUNNING"})
+        )
+    conductor.step(0.0)
+    assert len([*store.iterdir()]) == len(names)
+    conductor.session.heard = dict.fromkeys("abc", time.time())
+    conductor.step(1.0)
+    assert conductor.session.jobs and len([*store.iterdir()]) == KEPT + 1 and (store / names[1]).is_dir()
+
+
 def test_a_lost_site_gets_a_job_once_it_is_heard_again(conductor: Conductor, begin: Callable[..., Job]) -> None:
     session = conductor.session
     session.heard = dict.fromkeys("abc", time.time())
@@ -282,6 +312,17 @@ def test_nobody_waits_for_a_site_that_was_not_heard_for_long(conductor: Conducto
     for moment in (0.0, 3.0, 6.0):
         conductor.step(moment)
     assert conductor.session.jobs == []
+
+
+def test_who_was_heard_of_late_is_noted(conductor: Conductor, short_folder: Path) -> None:
+    """Also one that gets no job at the moment, as it was not heard for a while."""
+    heard = {"a": 0.0, "b": (FRESH + SILENT) / 2, "c": SILENT + 1}
+    conductor.session.heard = {site: time.time() - ago for site, ago in heard.items()}
+    conductor.step(0.0)
+    assert (short_folder / HEARD).read_text().split() == ["a", "b"]
+    conductor.session.heard = {}
+    conductor.step(1.0)
+    assert (short_folder / HEARD).read_text() == "" and {one.name for one in short_folder.iterdir()} == {HEARD}
 
 
 def test_the_socket_of_a_dead_job_goes_and_its_sites_get_another(
@@ -338,6 +379,7 @@ def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
     for folder in (where.parent, left):
         folder.mkdir()
     (left / "1.link").touch()
+    (left / HEARD).touch()
     where.write_text(str(left))
     with subprocess.Popen([sys.executable, "-m", "fedgist.federation.conductor", str(tmp_path), "nobody"]) as process:
         while where.read_text() in ("", str(left)):

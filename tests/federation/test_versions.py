@@ -158,7 +158,7 @@ def test_a_kit_of_version_1_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(BEFORE / "kit", tmp_path / "fed")
     federation = kits.load(tmp_path / "fed")
     assert federation.sites == ("a",)
-    kits.allow_job(federation.server_kit)
+    kits.settle_server(federation.server_kit)
     allowed = json.loads((federation.server_kit / "local" / "resources.json").read_text())["class_allow_list"]
     assert set(kits.SERVER_CLASSES) <= set(allowed)
     kit = federation.kit("a")

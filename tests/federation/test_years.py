@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from deployed import LONG, Background, fedgist, wait_for
+from fedgist.federation.leftovers import JOB, KEPT, STORE
+from fedgist.federation.listener import GLANCE
 
 pytestmark = pytest.mark.federation
 
@@ -71,6 +74,15 @@ class Federation:
         lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
+    def plant_jobs(self, count: int) -> list[Path]:
+        """What NVFlare leaves of so many jobs, wherever it does."""
+        places = [self.fed / "server", self.fed / "server" / STORE, self.fed / "sites" / "east"]
+        for job in (place / str(uuid.uuid4()) for place in places for _ in range(count)):
+            job.mkdir()
+            (job / "data").touch()
+            (job / "meta").write_text('{"status": "FINISHED:COMPLETED"}')
+        return places
+
     def roster(self, site: str = "") -> dict[str, Any]:
         path = self.fed / "sites" / site if site else self.fed
         return dict(json.loads((path / "roster.json").read_text().splitlines()[0]))
@@ -102,8 +114,13 @@ def test_years(federation: Federation) -> None:
     # All certificates anew: sites are started again one by one, in a run that goes on.
     assert federation.do("renew").count("new: ") == 16
     federation.stop("server", *FIRST, "sixth")
+    places = federation.plant_jobs(50)
     federation.start("server", *FIRST, "sixth")
     assert [row["answered"] for row in federation.run("renewed")] == [6, 6]
+    for place in places:  # a job or two are under way
+        assert 1 <= len([one for one in place.iterdir() if JOB.fullmatch(one.name)]) <= KEPT + 2, place
+    audit = (federation.fed / "server" / "audit.log").read_text()
+    assert "submit_job" in audit and GLANCE not in audit
 
     # A site is revoked while a detached run goes on, which then goes on without it; so do later ones.
     done = fedgist(*federation.command("long", 100_000), "--detach")

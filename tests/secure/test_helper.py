@@ -16,6 +16,7 @@ from fedgist.secure.party import Identity
 from fedgist.secure.past import Forgetful, OnDisk, Past
 from parties import NAMES, Vectors, group, identities, same, total_of, vectors
 
+Sent = dict[str, tuple[Vectors, bytes]]
 KNOWN = identities((*NAMES, "helper"))
 
 
@@ -117,7 +118,7 @@ def test_a_helper_cannot_guess_an_answer(blinded: bool, monkeypatch: pytest.Monk
 def test_what_was_sealed_in_another_exchange_is_not_mixed_in() -> None:
     party = sites()
     old, new = masked(party, group()), masked(party, group("round-000002-000000", nonce=1))
-    with pytest.raises(Refused, match="mixes what sites sealed in several exchanges"):
+    with pytest.raises(Refused, match="g sealed another exchange than others, or the server mixes"):
         opened(helper(), {**new, "g": old["g"]}, NAMES)
 
 
@@ -133,7 +134,7 @@ def test_the_form_is_what_sites_say(checked: bool, monkeypatch: pytest.MonkeyPat
     by.total(sealed, whole)
     narrow = [(bits // 4 if bits == 64 else bits, count * 4 if bits == 64 else count) for bits, count in whole]
     if checked:
-        with pytest.raises(Refused, match="another form than the sites"):
+        with pytest.raises(Refused, match="a and b and c and d and e and f and g sealed another form"):
             by.total(sealed, narrow)
     else:
         assert not np.array_equal(by.total(sealed, narrow)[0], by.total(sealed, whole)[0].view(np.uint16))
@@ -169,3 +170,62 @@ def test_a_site_remembers_too() -> None:
         party["a"].mask(group(cohort=NAMES[:6], nonce=1), vectors("a"))
     with pytest.raises(Refused, match="cannot both help with a sum and be in it"):
         party["a"].mask(group(cohort=(*NAMES, "helper"), version="round-000002-000000", nonce=2), vectors("a"))
+
+
+def lying(sent: Sent, names: Collection[str], **lie: object) -> Sent:
+    """The same, with something else in what these have sealed."""
+    told = dict(sent)
+    for name in names:
+        data = KNOWN["helper"].unseal(name, sent[name][1], helpers.PURPOSE)
+        assert data is not None
+        note = helpers.Note(*helpers.NOTE.unpack(data))._replace(**lie)  # type: ignore[arg-type]
+        told[name] = sent[name][0], KNOWN[name].seal("helper", helpers.NOTE.pack(*note), helpers.PURPOSE)
+    return told
+
+
+LIES: list[tuple[dict[str, object], str]] = [
+    ({"group": bytes(32)}, "sealed another exchange than others, or the server mixes what sites sealed"),
+    ({"exchange": bytes(32)}, "sealed another exchange than others"),
+    ({"fewest": 2**32 - 1}, "sealed another number of sites than others"),
+    ({"common": bytes(96)}, "sealed another round than others"),
+]
+
+
+@pytest.mark.parametrize(("lie", "says"), LIES)
+@pytest.mark.parametrize("liars", ["g", "efg"])
+def test_who_seals_what_others_do_not_is_named(lie: dict[str, object], says: str, liars: str) -> None:
+    """As a site does that wants sums to fail; by the others, as long as most of them are honest."""
+    sent = masked(sites(), group())
+    with pytest.raises(Refused, match=f"^{' and '.join(liars)} {says}"):
+        opened(helper(), lying(sent, liars, **lie), NAMES)
+    with pytest.raises(Refused, match=r"^half of the sites or more sealed another"):
+        opened(helper(), lying(sent, "def", **lie), NAMES[:6])
+    assert same(opened(helper(), sent, NAMES), total_of(NAMES))
+
+
+@pytest.mark.parametrize(("lie", "says"), LIES)
+def test_without_that_check_nobody_is(lie: dict[str, object], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers, "COMMON", {})
+    by = helper()
+    opened(by, lying(masked(sites(), group()), "g", **lie), NAMES)
+
+
+def test_who_wants_what_makes_sums_fail_is_named() -> None:
+    """A form that is not that of the numbers; more sites than there are; something in common with every sum."""
+    sent = masked(sites(), group())
+    with pytest.raises(Refused, match="of the numbers c and g sealed another form than the server says"):
+        opened(helper(), lying(sent, "cg", form=bytes(32)), NAMES)
+    with pytest.raises(Refused, match="over at least 4294967295: so g sealed"):
+        opened(helper(), lying(sent, "g", apart=2**32 - 1), NAMES)
+    by, always = helper(), b"always the same".ljust(64, b"-")
+    told = {}
+    for number in (1, 2):
+        honest = masked(sites(), group(f"round-{number:06d}-000000", nonce=number))
+        data = KNOWN["helper"].unseal("g", honest["g"][1], helpers.PURPOSE)
+        told[number] = lying(honest, "g", common=helpers.Note(*helpers.NOTE.unpack(data or b"")).common[:32] + always)
+    opened(by, told[1], NAMES)
+    with pytest.raises(Refused, match=r"fewer than 3 of them; that these sums have something .* g sealed"):
+        opened(by, told[2], NAMES[1:])
+    with pytest.raises(Refused, match="fewer than 5 of them; that it must be so many is what b sealed; that"):
+        opened(by, lying(told[2], "b", apart=5), NAMES[1:])
+    opened(by, honest, NAMES[1:])

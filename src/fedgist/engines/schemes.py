@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fedgist.secure.party import Identity, Party
 
 INSTALL = "pip install 'fedgist[secure]'"
+LEAVE_OUT = "to go on without one that keeps doing so, revoke it or have it ended"
 HELPER = "helper"
 """Its name where all are in one process."""
 
@@ -158,16 +159,18 @@ class Helped:
     def open(
         self, group: Group, sent: Mapping[str, Sent], total: Mapping[str, Vector], ids: Sequence[str], trip: Trip
     ) -> Opened:
+        from fedgist.secure.helper import SEALED
+
         if len(sent) < (needed := threshold(len(group.cohort))):
             raise CannotOpen(f"{len(sent)} of {len(group.cohort)} sites answered, and {needed} are needed")
-        sealed = [sent[id].shares[:1] for id in ids if id in sent]
-        if len({rows.shape for rows in sealed}) > 1:
-            raise CannotOpen("sites sent seeds of several forms")
+        if wrong := [id for id in sent if sent[id].shares.shape != (1, SEALED)]:
+            raise CannotOpen(f"{', '.join(wrong)} sent no seed that {self.helper} could open: {LEAVE_OUT}")
+        sealed = [sent[id].shares for id in ids if id in sent]
         shape = [(8 * vector.itemsize, vector.size) for vector in total.values()]
         asked = {"alive": marked(ids, sent), "sealed": torch.from_numpy(np.concatenate(sealed))}
         found = trip({self.helper: {**asked, "form": torch.tensor(shape, dtype=int64)}}, Seeds, MaskSum)
         if self.helper not in found:
-            raise CannotOpen(f"{self.helper} does not give the sum of the masks")
+            raise CannotOpen(f"{self.helper} does not give the sum of the masks; if it names who is why, {LEAVE_OUT}")
         data, start = found[self.helper]["masks"].numpy(), 0
         if len(data) != sum(vector.nbytes for vector in total.values()):
             raise CannotOpen(f"{self.helper} gave masks of another length than the numbers have")

@@ -356,10 +356,17 @@ class SecureSum(Layer):
         }
         self._steady = (_round(exchange), tuple(replies))
         first = next(iter(replies.values()))
+        rings = {name: numbers.ring_for(name, first[name]) for name in sums}
+        if strays := [name for name, vector in sums.items() if not rings[name].holds(vector)]:
+            raise TooFewAnswers(
+                f"round {exchange.round}: {reply.__name__} cannot be summed: {strays[0]} is more than sites can add. "
+                f"One of {', '.join(replies)}, or who helps them, hid its part by another mask than it gave away, or "
+                "added what it may not; which one, nobody can tell who may not see parts. If it happens again, run "
+                "without some of them in turn, and see with whom it ends"
+            )
         return {
-            name: torch.from_numpy(np.ascontiguousarray(ring.leave(vector))).reshape(first[name].shape)
+            name: torch.from_numpy(np.ascontiguousarray(rings[name].leave(vector))).reshape(first[name].shape)
             for name, vector in sums.items()
-            for ring in [numbers.ring_for(name, first[name])]
         }
 
     def describe(self) -> Mapping[str, Any]:

@@ -15,17 +15,22 @@ import sys
 import tempfile
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedgist.federation.leftovers import STORE, remove, unended
 from fedgist.federation.listener import revoked
 from fedgist.federation.processes import end_in_order
 from fedgist.federation.protocol.flare_link import write_job
-from fedgist.federation.protocol.framing import LINKS, read
+from fedgist.federation.protocol.framing import HEARD, LINKS, read
 
 SITE = "fedgist.federation.site.ProvisionedSite"
 FRESH = 25.0
 """Seconds since a site was last heard, which is every ten, after which it is not counted on."""
+SILENT = 45.0
+"""The same, after which no run waits any more for a site that it has lost. What says it is there computes nothing, so
+that a site which is only slow is never silent; and one that is started again has that long."""
 SETTLED = 1.5
 """Seconds for which nobody else has come: sites that are started together are to share a job."""
 PATIENCE = 150.0
@@ -48,6 +53,8 @@ class Conductor:
         self.failed: dict[str, tuple[float, float]] = {}
         """Sites whose last job ended before it called: for how long they get no other, and until when."""
         self.shut_out: set[str] = set()
+        self.heard: set[str] | None = None
+        """The sites that were heard of late, as they are noted."""
         self.lost: dict[str, float] = {}
         """When a site was lost by its job: it must have been heard since then."""
 
@@ -71,6 +78,7 @@ class Conductor:
         for site in {one.name for one in connected} & set(revoked(self.federation / "server").values()) - self.shut_out:
             self.session.disable_client(site)
             self.shut_out.add(site)
+        self._note_heard({one.name for one in connected if one.last_connect_time > time.time() - SILENT})
         old = time.time() - FRESH
         fresh = {one.name for one in connected if one.last_connect_time > max(old, self.lost.get(one.name, 0.0))}
         pausing = {site for site, (_, until) in self.failed.items() if now < until}
@@ -81,6 +89,14 @@ class Conductor:
             for sites in (missing - self.failed.keys(), *({site} for site in sorted(missing & self.failed.keys()))):
                 if sites:
                     self._begin(sites, now)
+
+    def _note_heard(self, sites: set[str]) -> None:
+        """For the drivers of runs; if this stops, they wait for who is in it as if it were heard."""
+        if sites != self.heard:
+            draft = self.folder / f".{HEARD}"
+            draft.write_text("\n".join(sorted(sites)), encoding="utf-8")
+            draft.replace(self.folder / HEARD)
+            self.heard = sites
 
     def _note_failure(self, sites: set[str], now: float) -> None:
         """The process of one site may be why; from now on each has a job of its own, so that the others get one."""
@@ -94,6 +110,8 @@ class Conductor:
                 )
 
     def _begin(self, sites: set[str], now: float) -> None:
+        store = self.federation / "server" / STORE
+        remove(store, partial(unended, store))
         address = self.folder / f"{next(self.numbers)}.link"
         with tempfile.TemporaryDirectory() as folder:
             write_job(Path(folder), str(address), SITE, sites)
@@ -153,8 +171,8 @@ def main(federation: Path, admin: str) -> None:
 
 def _remove(links: Path) -> None:
     """Remove what a killed server left: NVFlare begins jobs of it now, which would hold their sites there for ever."""
-    for link in links.glob("*.link"):
-        link.unlink()
+    for file in [*links.glob("*.link"), links / HEARD]:
+        file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # a server that ended in order has taken it along
         links.rmdir()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedgist import methods, storage
 from fedgist.core.errors import FedgistError
+from fedgist.federation.leftovers import STORE
 from fedgist.federation.protocol.policy import COMMON, Policy
 from fedgist.options import Option, options, toml_value
 
@@ -95,7 +96,7 @@ def new(
         shutil.move(produced / ADMIN, federation.admin_kit)
         for site in federation.sites:
             make_kit(federation, site, produced, rules)
-    _settle_server(federation.server_kit)
+    _make_server(federation.server_kit)
     authority.found(federation)
     save(federation)  # last: it says that all is there
     return federation
@@ -133,12 +134,18 @@ def save(federation: FederationFolder) -> None:
         storage.write(federation.path / name, content.encode())
 
 
-def allow_job(kit: Path) -> None:
-    """Have the server's kit allow what a job names there: one from before has the classes where they were then."""
+def settle_server(kit: Path) -> None:
+    """Have the server's kit allow what a job names there, as one from before has the classes where they were then, and
+    keep its jobs in itself, wherever it was carried from: so two federations on a machine do not meet."""
     path = kit / "local" / "resources.json"
-    resources = json.loads(path.read_text(encoding="utf-8"))
-    if missing := [name for name in SERVER_CLASSES if name not in resources["class_allow_list"]]:
-        resources["class_allow_list"] += missing
+    before = path.read_text(encoding="utf-8")
+    resources = json.loads(before)
+    resources["class_allow_list"] += [name for name in SERVER_CLASSES if name not in resources["class_allow_list"]]
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "store" / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(kit / STORE)
+    if resources != json.loads(before):
         _write(path, resources)
 
 
@@ -217,20 +224,18 @@ def _close_site(kit: Path) -> None:
     _write(local / "authorization.json", {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}})
 
 
-def _settle_server(kit: Path) -> None:
-    """The server's store of jobs lies in its kit, so that two federations on a machine do not meet."""
+def _make_server(kit: Path) -> None:
+    """How the server runs jobs, in its folder `local`, which is the server's own and not signed."""
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
     resources["class_allow_list"] = SERVER_CLASSES
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "store" / "snapshots")
     for part in resources["components"]:
-        if part["id"] == "job_manager":
-            part["args"]["uri_root"] = str(kit / "store" / "jobs")
         if part["id"] == "job_scheduler":  # a job for all sites, and one for each that came later
             part["args"]["max_jobs"] = 1000
     resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
     resources["servers"][0]["heart_beat_timeout"] = 60  # seconds; a site is heard every ten
     _write(local / "resources.json", resources)
+    settle_server(kit)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -170,5 +170,16 @@ def end(process: "subprocess.Popen[str]", patience: float = PATIENCE) -> None:
             stream.close()
 
 
+def commands() -> set[str]:
+    """The words of the commands of all that this process has started; those of a job of NVFlare name it."""
+    import psutil
+
+    words: set[str] = set()
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            words |= {*one.cmdline()}
+    return words
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt("stopped")

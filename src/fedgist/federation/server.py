@@ -14,7 +14,7 @@ from fedgist.core.errors import FedgistError
 from fedgist.experiments import runner
 from fedgist.experiments.folder import RunFolder
 from fedgist.experiments.progress import Progress, Several
-from fedgist.federation import authority, kits, membership, processes, records, runs
+from fedgist.federation import authority, kits, leftovers, membership, processes, records, runs
 from fedgist.federation.kits import FederationFolder
 from fedgist.federation.monitor import monitored
 from fedgist.federation.protocol import roster
@@ -29,13 +29,15 @@ log = logging.getLogger("fedgist")
 def start(federation: FederationFolder, say: processes.Say, metrics_port: int | None = None) -> int:
     """Run NVFlare's server until it is interrupted, and metrics on a port of this machine, if one is given."""
     _check_port(federation)
-    kits.allow_job(federation.server_kit)
+    kits.settle_server(federation.server_kit)
     presence = records.Presence(federation.path)
     command = processes.server(federation.server_kit, kits.ORGANISATION)
     with (
         processes.only_one(federation.server_kit) as lock,
         records.logged(federation.path / "logs" / "server.log", say) as write,
+        leftovers.bounded(federation.server_kit),
     ):
+        leftovers.remove(federation.server_kit / leftovers.STORE)  # no job lives before the server does
 
         def tell(line: str) -> None:
             write(line)

@@ -10,7 +10,7 @@ from fedgist import engines, methods
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.engines.layer import SiteLayer
 from fedgist.engines.schemes import HelperSide
-from fedgist.federation import gains, kits, membership, processes, records, site_models, site_setup
+from fedgist.federation import gains, kits, leftovers, membership, processes, records, site_models, site_setup
 from fedgist.federation.protocol import audit, keys, policy, roster, secure_sums
 from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
@@ -98,7 +98,8 @@ def start(kit: Path, settings: Settings, say: processes.Say) -> int:
         has = f"{len(train.labels):,} samples to learn from, {len(test.labels):,} to test on, {settings.data}"
         site_setup.check_model(settings.model, train)
     _check_certificate(kit, *target)
-    with processes.only_one(kit) as lock, records.logged(kit / "logs" / "site.log", say) as tell:
+    log = records.logged(kit / "logs" / "site.log", say)
+    with processes.only_one(kit) as lock, log as tell, leftovers.bounded(kit):
         (kit / SETTINGS).write_text(json.dumps(asdict(settings)) + "\n", encoding="utf-8")
         tell(f"site {name}: {has}")
         tell(_summary(rules, kit))

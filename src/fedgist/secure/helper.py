@@ -12,7 +12,9 @@ import hashlib
 import json
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from fedgist.secure import masks
 from fedgist.secure.graph import Group, Refused, threshold
 from fedgist.secure.masks import KEY
 from fedgist.secure.party import Identity, rows
-from fedgist.secure.past import Memory, Past
+from fedgist.secure.past import Memory, Past, Together
 from fedgist.secure.ring import UNSIGNED, Vector
 from fedgist.secure.sealing import LONGER
 from fedgist.secure.shamir import Bytes
@@ -76,25 +78,76 @@ class Helper:
         notes = {name: self._note(name, data) for name, data in sorted(sealed.items())}
         if not notes:
             raise Refused("a sum over no site")
-        seeds, groups, forms, exchanges, fewest, apart, scopes = zip(*notes.values(), strict=True)
-        if len({*groups}) > 1 or len({*exchanges}) > 1:
-            raise Refused("the server mixes what sites sealed in several exchanges")
-        if {*forms} != {form_digest(form)}:
-            raise Refused("the server says of the numbers another form than the sites")
-        split = {one[i : i + 32].hex() for one in scopes for i in range(0, len(one), 32)} - {bytes(32).hex()}
-        self.past.open(exchanges[0].hex(), list(notes), max(fewest), sorted(split), max(apart))
+        known = form_digest(form)
+        if others := [name for name, note in notes.items() if note.form != known]:
+            raise Refused(f"of the numbers {_names(others)} sealed another form than the server says")
+        for what, common in COMMON.items():
+            found = {name: common(note) for name, note in notes.items()}
+            [(usual, count)] = Counter(found.values()).most_common(1)
+            if others := [name for name, value in found.items() if value != usual]:
+                who = _names(others) if 2 * count > len(found) else "half of the sites or more"
+                raise Refused(f"{who} sealed another {what} than others, or the server mixes what sites sealed")
+        self._open(notes)
         total = {str(i): np.zeros(count, UNSIGNED[bits]) for i, (bits, count) in enumerate(form)}
-        for seed in seeds:
-            masks.mask(total, seed, 1)
+        for note in notes.values():
+            masks.mask(total, note.seed, 1)
         return list(total.values())
 
-    def _note(self, name: str, data: bytes) -> tuple[bytes, bytes, bytes, bytes, int, int, bytes]:
+    def _open(self, notes: "Mapping[str, Note]") -> None:
+        """Note that these may be summed; who wants, more than others do, that they may not, is named."""
+        first, apart = next(iter(notes.values())), max(note.apart for note in notes.values())
+        strict = [name for name, note in notes.items() if note.apart == apart]
+        if apart > len(notes):
+            why = f"the server wants the sum of {len(notes)} sites, and it must be over at least {apart}"
+            raise Refused(f"{why}: so {_names(strict)} sealed")
+        scopes = {name: note.scopes for name, note in notes.items()}
+        told = sorted(set().union(*scopes.values()))
+        try:
+            self.past.open(first.exchange.hex(), list(notes), first.fewest, told, apart)
+        except Together as error:
+            why, linked = str(error), [name for name in notes if error.scope in scopes[name]]
+            if len(strict) < len(notes) and apart > self.past.least:
+                why += f"; that it must be so many is what {_names(strict)} sealed"
+            if len(linked) < len(notes):
+                why += f"; that these sums have something in common is what {_names(linked)} sealed"
+            raise Refused(why) from error
+
+    def _note(self, name: str, data: bytes) -> "Note":
         if name not in self.identity.public:
             raise Refused(f"{name} is not in the roster or has no keys")
         found = self.identity.unseal(name, data, PURPOSE)
         if found is None or len(found) != NOTE.size:
             raise Refused(f"what {name} sealed for the helper is not from it")
-        return NOTE.unpack(found)
+        return Note(*NOTE.unpack(found))
+
+
+class Note(NamedTuple):
+    """What a site has sealed for the helper."""
+
+    seed: bytes
+    group: bytes
+    form: bytes
+    exchange: bytes
+    fewest: int
+    apart: int
+    common: bytes
+
+    @property
+    def scopes(self) -> set[str]:
+        """What the sum has in common with others, which may be less than there is room for."""
+        return {self.common[i : i + 32].hex() for i in range(0, len(self.common), 32)} - {bytes(32).hex()}
+
+
+COMMON: Mapping[str, Callable[[Note], object]] = {
+    "exchange": lambda note: (note.group, note.exchange),
+    "number of sites": lambda note: note.fewest,
+    "round": lambda note: note.common[:32],
+}
+"""What is the same in all that sites seal for one sum."""
+
+
+def _names(sites: Sequence[str]) -> str:
+    return " and ".join(sites)
 
 
 def form_of(vectors: Mapping[str, Vector]) -> Form:

@@ -20,6 +20,14 @@ MOST_UNPROVEN = 8
 Record = dict[str, Any]
 
 
+class Together(Refused):
+    """Of sums that have something in common, by its name `scope`, one more would tell of too few sites."""
+
+    def __init__(self, why: str, scope: str):
+        super().__init__(why)
+        self.scope = scope
+
+
 class Memory(Protocol):
     """What was answered."""
 
@@ -149,9 +157,10 @@ class Past:
         for scope in scopes:
             before = self._sets.get(scope, {})
             if frozenset(alive) not in before and fewest_apart([*before, alive]) < apart:
-                raise Refused(
+                raise Together(
                     f"together with {', '.join(before.values())} the sum over this set of sites would tell of fewer "
-                    f"than {apart} of them"
+                    f"than {apart} of them",
+                    scope,
                 )
         self._note(version=version, alive=alive, scopes=list(scopes), **more)
 

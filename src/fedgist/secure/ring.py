@@ -77,6 +77,13 @@ class Ring:
         whole = total.view(SIGNED[self.bits]).astype(np.int64)
         return np.ldexp(whole.astype(np.float64), -self.exponent) if self.kind == "float" else whole
 
+    def holds(self, total: Vector) -> bool:
+        """Whether this can be the sum of what `enter` lets so many sites add, and an eighth for rounding and noise."""
+        if self.kind == "byte":
+            return bool(np.max(total, initial=0) <= 255 * self.addends)
+        whole, most = total.view(SIGNED[self.bits]), 9 << self.bits - 5
+        return bool(-most < np.min(whole, initial=0) and np.max(whole, initial=0) < most)
+
 
 @dataclass(frozen=True)
 class Grid:

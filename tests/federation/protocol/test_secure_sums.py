@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,6 +34,7 @@ from fedgist.federation.protocol.secure_sums import helper_side, server_layer, s
 from fedgist.federation.protocol.site_host import SiteHost
 from fedgist.federation.sim import TRIAL
 from fedgist.options import build
+from fedgist.secure.helper import SEALED, Seeded
 from fedgist.secure.ring import Grid
 from toys import toy, toy_federation
 
@@ -412,6 +414,27 @@ def test_a_site_wants_the_helper_that_its_policy_names(tmp_path: Path) -> None:
     wire.hosts["6"] = helper_host(tmp_path)  # type: ignore[assignment]
     with pytest.raises(FedgistError, match="does not name the helper of this run"):
         wire.engine(helper="6").run_round()
+
+
+@pytest.mark.parametrize(
+    ("sealed", "says"),
+    [(SEALED, "6 does not give the sum of the masks; if"), (9, "2 sent no seed that 6 could open: to")],
+)
+def test_a_site_that_seals_nothing_for_the_helper_is_named(
+    sealed: int, says: str, helped: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Seeded.mask
+
+    def lie(self: Seeded, *given: Any) -> Any:
+        hidden, seed, commitments = honest(self, *given)
+        return hidden, np.zeros((1, sealed), np.uint8) if self.identity.name == "2" else seed, commitments
+
+    monkeypatch.setattr(Seeded, "mask", lie)
+    engine = helped.engine(helper="6")
+    report = engine.run_round()
+    assert report.skipped and says in report.skipped and "revoke" in report.skipped
+    if sealed == SEALED:
+        assert "what 2 sealed for the helper is not from it" in engine.missing["6"]
 
 
 def test_a_helper_answers_nothing_else_and_makes_no_more_than_it_bears(helped: Wire, tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedgist.core.errors import FedgistError
-from fedgist.federation.protocol.framing import read, write
+from fedgist.federation.protocol.framing import HEARD, read, write
 from fedgist.federation.protocol.remote_engine import Lost
 
 CUT = Lost("lost its connection")
 BACK = 90.0
-"""Seconds for the sites of a job that has ended, or cannot reach them any more, to be in another."""
+"""Seconds for the sites of a job that has ended, or cannot reach them any more, to be in another, if they are heard."""
 
 
 class Link:
@@ -98,13 +98,18 @@ class FlareTransport:
         while (cut := {site for site in found if found[site] == CUT}) and self._looked_after():
             time.sleep(0.5)  # a job that is ending may still answer the door
             answered = sum(isinstance(answer, bytes) for answer in found.values())
-            if (now := time.monotonic()) > end or answered >= enough:
+            if (now := time.monotonic()) > end or answered >= enough or not self._heard(cut):
                 break
             back = {site: requests[site] for site in sorted(cut & self.refresh())}
             found |= self._ask(back, until - now, len(back))
         if cut and not self._links:
             raise FedgistError("the NVFlare server ended the job; see its log, start it again, and go on with --resume")
         return found
+
+    def _heard(self, sites: set[str]) -> bool:
+        """Whether one of these sites was heard of late, if anybody notes who was; it may be in another job soon."""
+        noted = self.folder / HEARD
+        return not noted.is_file() or not sites.isdisjoint(noted.read_text(encoding="utf-8").split())
 
     def _ask(self, requests: Mapping[str, bytes], timeout: float, enough: int) -> dict[str, bytes | Lost]:
         """By those jobs that there are."""

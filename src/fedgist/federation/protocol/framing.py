@@ -11,6 +11,9 @@ LINKS = "links"
 It is a temporary one, as the name of a socket must be short, and only its user may enter it.
 """
 
+HEARD = "heard"
+"""In that folder: a file with the names of the sites that were heard of late, a line each."""
+
 
 def write(stream: BufferedRWPair, *parts: bytes) -> None:
     for part in parts:
