@@ -89,7 +89,7 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", models.available())
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_what_becomes_onnx_takes_any_number_of_samples(name: str) -> None:
     """Without the packages of ONNX: a module of which only as many as in the example could be asked is refused."""
     shape = SHAPES.get(name, SHAPE)
