@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from typing import Any
 import psutil
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Who runs tests in a shell's background has them ignore Ctrl-C, and what they start would do so, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 LONG = 300.0
 """Seconds for what takes a few on a quiet machine: tests of many processes run on busy ones, too."""
 
