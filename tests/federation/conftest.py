@@ -1,6 +1,11 @@
 """Tests that start a whole federation take minutes: they run only when they are asked for by their marker."""
 
+from contextlib import suppress
+
 import pytest
+
+with suppress(ImportError):  # its first import draws from Python's global generator, which tests watch
+    import nvflare.collab  # noqa: F401
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
