@@ -18,7 +18,8 @@ from fedgist.experiments.folder import RunFolder
 def accuracies(folder: RunFolder) -> dict[tuple[str, str], float]:
     """Client and architecture -> the share of the test set that its model gets right."""
     found = [trained.read_about(Path(f"{stem}.json")) for stem in trained.stems(folder.path).values()]
-    return {(about.client, about.module): about.accuracy for about in found if about.client}
+    judged = [about for about in found if about.client is not None and about.accuracy is not None]
+    return {(about.client, about.module): about.accuracy for about in judged}
 
 
 def main() -> None:

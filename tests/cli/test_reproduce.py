@@ -105,7 +105,7 @@ def test_one_machine_makes_the_seeds_that_another_left():
 def test_what_a_changed_checkout_made_gives_way_to_an_unchanged_one(monkeypatch):
     """Also where it gives the same number; what an unchanged one made stays, whatever the other has."""
 
-    def made_at(commit: str, *arguments: str) -> dict[str, dict[str, object]]:
+    def made_at(commit: str | None, *arguments: str) -> dict[str, dict[str, object]]:
         monkeypatch.setattr(reproduction, "_commit", lambda: commit)
         call("toy/table", "--only", "avg, a=1", "--jobs", "1", "--device", "cpu", *arguments)
         return cells(Path(arguments[-1]) / "results" / "toy-table.json")
@@ -115,6 +115,9 @@ def test_what_a_changed_checkout_made_gives_way_to_an_unchanged_one(monkeypatch)
 
     made_at("abc1234+", "--seeds", "1", "--out", "here")
     before = made_at("def5678", "--seeds", "1,", "--out", "here")
+    made_at(None, "--seeds", "1", "--out", "unnamed")  # nobody could look at that one: it is no better
+    call("toy/table", "--add", "unnamed/results", "--results", "here/results")
+    assert cells(Path("here/results/toy-table.json"))["made"] == before["made"]
     there = made_at("0123abc", "--seeds", "2", "--out", "there")
     there["numbers"]["1"] = [77.0]  # another machine's seed 1 is its own
     kept = json.loads(Path("there/results/toy-table.json").read_text())

@@ -58,8 +58,8 @@ class Found:
 
     @property
     def sure(self) -> set[str]:
-        """The seeds that the commit which is named made."""
-        return self.numbers.keys() - self.changed
+        """The seeds that the very commit which is named made; one that is not named cannot be looked at."""
+        return {seed for origin in self.made if origin.get("commit") for seed in origin["seeds"]} - self.changed
 
     def lacks(self, other: "Found") -> set[str]:
         """The seeds of another that this has not, or of a changed checkout where the other's is of an unchanged one."""
