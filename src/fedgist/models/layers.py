@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -273,12 +274,15 @@ class Tanh(Layer):
         return lambda w, x, buffers, tap: torch.tanh(x)
 
 
-def max_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """F.max_pool2d. On a CPU torch compares value by value, and in one go only channels that lie last: to train there,
-    the maxima are found with some images at a time taken for channels.
+def max_pool(x: Tensor, size: int) -> Tensor:
+    """F.max_pool2d. On a CPU torch compares value by value, unless channels lie last: all squares at once are faster.
+
+    To train there, the places of the maxima are found with some images at a time taken for channels that lie last.
     """
-    if not (x.is_cpu and x.requires_grad) or torch._C._are_functorch_transforms_active():
+    if not is_eager(x) or min(x.shape[2:]) < size:  # of images that are too small torch says so
         return torch.max_pool2d(x, size)  # torch's own builtin: F.max_pool2d adds a Python dispatch to every call
+    if not x.requires_grad:
+        return _maxima(x, size)
     images, channels, *sides = x.shape
     turned = (
         x.detach().reshape(-1, math.gcd(images, 8) * channels, *sides).contiguous(memory_format=torch.channels_last)
@@ -288,12 +292,19 @@ def max_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
     return x.flatten(2).gather(2, where.flatten(2)).view(where.shape)
 
 
+def _maxima(x: Tensor, size: int) -> Tensor:
+    """Of lines first, which lie together in memory, then of what they leave."""
+    height, width = (side // size * size for side in x.shape[2:])
+    lines = reduce(torch.maximum, (x[..., i:height:size, :width] for i in range(size)))
+    return reduce(torch.maximum, (lines[..., j::size] for j in range(size)))
+
+
 @dataclass(frozen=True)
 class MaxPool(Layer):
     size: int = 2
 
     def bind(self, name: str) -> Step:
-        return lambda w, x, buffers, tap: max_pool(x, (self.size, self.size))
+        return lambda w, x, buffers, tap: max_pool(x, self.size)
 
 
 @dataclass(frozen=True)
