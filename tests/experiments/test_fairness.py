@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedgist import methods
+from fedgist.core.work import InRuns
 from fedgist.experiments import config as configs
 from fedgist.experiments import fairness, runner, trained
 from fedgist.experiments.fairness import EVERYONE, GLOBAL, OWN, OWN_LABELS
@@ -47,6 +48,15 @@ def test_each_client_is_judged_on_its_labels_and_on_everybodys_test_set(tmp_path
         held = torch.isin(y, client.y.unique())
         right = net(x[held]).argmax(1) == y[held]
         assert accuracies[OWN][OWN_LABELS][id] == pytest.approx(right.double().mean().item())
+
+
+def test_what_came_out_is_judged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client's model after the last round and, for its card and for how its client fares, when it is kept."""
+    config = configs.resolve({**GROUND, "method": "independent", "eval_every": 0, "engine": "sequential"})
+    judged, whole = [], InRuns.__call__
+    monkeypatch.setattr(InRuns, "__call__", lambda self, w, x, y: judged.append(len(y)) or whole(self, w, x, y))
+    runner.run(config, tmp_path / "run")
+    assert sum(judged) == 2 * config.clients * len(from_dataset(runner.prepare(config)).test[1])
 
 
 def test_a_global_model_is_judged_the_same_way_and_against_learning_alone(tmp_path: Path) -> None:

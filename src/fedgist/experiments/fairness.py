@@ -14,13 +14,13 @@ import torch
 
 from fedgist import methods
 from fedgist.core.errors import FedgistError
-from fedgist.core.federation import Site
-from fedgist.core.message import Params
+from fedgist.core.federation import SERVER, Site
 from fedgist.core.task import Samples
 from fedgist.engines.engine import Engine
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json
+from fedgist.experiments.trained import Trained
 from fedgist.families.local_training import TrainingOptions
 from fedgist.learning.evaluation import scores
 from fedgist.options import options
@@ -54,26 +54,24 @@ class Fairness:
     """Who is less accurate than alone, and by how much, the greatest loss first."""
 
 
-def by_client(engine: Engine, test: Samples, last: Mapping[str, Any]) -> Accuracies:
-    """The accuracy of each client in this process; `last` is the evaluation on `test` after the last round."""
-    method, state = engine.method, engine.state
-    clients, kept = list[Site](), dict[str, Params | None]()
-    for me in () if method.pooled else engine.clients():  # data in one place is nobody's own
-        kept[me.id] = method.client_weights(me, method.weights(state, me.info["model"]) or {})
-        clients.append(replace(me, state={}))
-    server = method.weights(state)
+def by_client(engine: Engine, test: Samples, last: Mapping[str, Any], made: Mapping[str, Trained]) -> Accuracies:
+    """The accuracy of each client in this process; `last` is the evaluation on `test` after the last round, `made` are
+    the models that came out, each judged on its owner's test set where there is one."""
+    method = engine.method
+    # data in one place is nobody's own
+    clients = [] if method.pooled else [replace(me, state={}) for me in engine.clients()]
+    own = [me for me in clients if me.id in made]
     found: Accuracies = {}
-    if clients and (not any(kept.values()) or (server is not None and server.keys() == method.model.shapes.keys())):
+    if clients and (not own or SERVER in made):
         judged = {me.id: last if _common(me, test) else engine.evaluate(_test_of(me, test)) for me in clients}
         everyone = {me.id: float(last["accuracy"]) for me in clients if last.get("accuracy") is not None}
         found[GLOBAL] = _parts(clients, judged, everyone, test)
-    if own := [me for me in clients if kept[me.id]]:
-        apart = [me for me in own if not _common(me, test)]
-        todo = [(me, test) for me in own] + [(me, _test_of(me, test)) for me in apart]
-        done = engine.executor.drive([scores(method.model_of(me), kept[me.id] or {}, some) for me, some in todo])
-        on_all = dict(zip([me.id for me in own], done, strict=False))
-        judged = {**on_all, **dict(zip([me.id for me in apart], done[len(own) :], strict=True))}
-        found[OWN] = _parts(own, judged, {id: of["accuracy"] for id, of in on_all.items()}, test)
+    if own:
+        known = {me.id: one for me in own if (one := made[me.id].scores) is not None}
+        others = [me for me in own if me.id not in known or not _common(me, test)]
+        todo = [scores(made[me.id].model, engine.executor.place.put(made[me.id].w), test) for me in others]
+        on_all = known | dict(zip([me.id for me in others], engine.executor.drive(todo), strict=True))
+        found[OWN] = _parts(own, on_all | known, {me.id: on_all[me.id]["accuracy"] for me in own}, test)
     return {model: parts for model, parts in found.items() if any(parts.values())}
 
 

@@ -362,7 +362,7 @@ class _Run:
             if made:
                 card = model_card.text(done, self._about(), made, result, privacy.sentence(self.engine.layer, done))
                 write_text(folder.card, card)
-            accuracies = fairness.by_client(self.engine, self.test, self.rows[-1])
+            accuracies = fairness.by_client(self.engine, self.test, self.rows[-1], made)
             write_json(folder.fairness, {"accuracies": accuracies, "alone": self.alone}, indent=None)
             about = {
                 "dataset": self.config.dataset,

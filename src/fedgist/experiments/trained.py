@@ -29,7 +29,7 @@ from fedgist.experiments.config import OWN, RunConfig, is_own, model_spec
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.inputs import Inputs
 from fedgist.features import Ground, LinearModel, from_text
-from fedgist.learning.evaluation import accuracy
+from fedgist.learning.evaluation import scores
 
 WIDEST, MOST_INPUTS, MOST_CLASSES = 2**15, 2**26, 2**20
 """What a file may ask for: a width in an architecture, values of one input, classes."""
@@ -86,6 +86,8 @@ class Trained:
     about: About
     model: Model
     w: Params
+    scores: Mapping[str, float] | None = None
+    """All that its accuracy in `about` is one of; None where there was nothing to test it on."""
 
     def module(self) -> nn.Module:
         return models.as_module(self.model, self.w)
@@ -105,8 +107,8 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
         w = method.client_weights(me, method.weights(state, me.info["model"]) or {})
         if w is not None:
             found.append((me.id, method.model_of(me), me.info["model"], w, me.data.test))
-    tests = {name: accuracy(net, w, some) for name, net, _, w, some in found if some and len(some[1])}
-    scores = dict(zip(tests, engine.executor.drive(list(tests.values())), strict=True))
+    tests = {name: scores(net, w, some) for name, net, _, w, some in found if some and len(some[1])}
+    scored = dict(zip(tests, engine.executor.drive(list(tests.values())), strict=True))
     made = {}
     for name, net, spec, w, samples in found:
         about = describe(
@@ -120,10 +122,10 @@ def collect(engine: Engine, config: RunConfig, inputs: Inputs, test: tuple[Tenso
             client=None if name == SERVER else name,
             seed=config.seed,
             rounds=config.rounds,
-            accuracy=scores.get(name),
+            accuracy=scored[name]["accuracy"] if name in scored else None,
             measured_on=_measured_on(config, 0 if samples is None else len(samples[1]), name != SERVER),
         )
-        made[name] = Trained(about, net, tree.to(w, "cpu"))
+        made[name] = Trained(about, net, tree.to(w, "cpu"), scored.get(name))
     return made
 
 
