@@ -8,7 +8,6 @@ from torch import nn
 
 import fedgist
 from fedgist import methods, storage
-from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.experiments.config import RunConfig, method_options
 from fedgist.options import options
@@ -96,7 +95,7 @@ def test_a_resumed_run_keeps_the_engine_that_it_began_with(tmp_path):
     begun = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=1, device="cpu", engine="threaded", out=tmp_path / "run")
     fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, device="cpu", out=tmp_path / "run", resume=True)
     assert 'engine = "threaded"' in (begun.folder / "config.toml").read_text()
-    with pytest.raises(FedgistError, match="engine was 'threaded' and is now 'stacked'"):
+    with pytest.raises(fedgist.FedgistError, match="engine was 'threaded' and is now 'stacked'"):
         fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, engine="stacked", out=tmp_path / "run", resume=True)
 
 
@@ -106,7 +105,7 @@ def test_own_runs_can_be_kept_and_resumed(tmp_path):
     again = fedgist.run("fedavg", net(), CLIENTS, TEST, rounds=2, out=tmp_path / "run", resume=True)
     assert storage.digest(again.state) == storage.digest(kept.state)
     (tmp_path / "run" / "result.json").unlink()
-    with pytest.raises(FedgistError, match="was begun with other data"):
+    with pytest.raises(fedgist.FedgistError, match="was begun with other data"):
         fedgist.run("fedavg", net(), CLIENTS[::-1], TEST, rounds=2, out=tmp_path / "run", resume=True)
 
 
@@ -131,6 +130,10 @@ X, Y = TEST
         ({"data": []}, r"data must be a list of \(x, y\) pairs, one a client, with at least one sample"),
         ({"data": [(X[:, 0, 0, 0], Y)]}, r"client 0: inputs must be floating-point .* not float32 \[60\]"),
         ({"data": [((255 * X).byte(), Y)]}, "client 0: inputs must be floating-point .* not uint8"),
+        ({"data": [([[0.0], [0.0, 1.0]], [0, 1])]}, "client 0: inputs must be floating-point .* not what is no array"),
+        ({"data": [CLIENTS[0], (X.log(), Y)]}, "client 1: sample 0 .* value that is not finite .* as have 60 of 60"),
+        ({"test": (X / 0, Y)}, "the test set: sample 0 has a value that is not finite"),
+        ({"data": [(X, list("abc" * 20))]}, "client 0: labels must be 60 whole numbers from 0, one for each input"),
         ({"data": [(X, Y[:5])]}, "client 0: labels must be 60 whole numbers from 0, one for each input"),
         ({"data": [(X, Y - 1)]}, "client 0: labels must be 60 whole numbers from 0"),
         ({"data": [(X[..., :5], Y)]}, r"client 0 has inputs of shape \(1, 6, 5\), the test set of \(1, 6, 6\)"),
@@ -152,8 +155,26 @@ X, Y = TEST
 )
 def test_mistakes_are_named(changes, sentence):
     call = {"method": "fedavg", "model": "mlp", "data": CLIENTS, "test": TEST, "rounds": 1, **changes}
-    with pytest.raises(FedgistError, match=sentence):
+    with pytest.raises(fedgist.FedgistError, match=sentence):
         fedgist.run(**call)
+
+
+def test_arrays_lists_and_tables_are_what_tensors_are():
+    """Also an array that may not be written, one that runs backwards, and what pandas makes of the same numbers."""
+    pandas = pytest.importorskip("pandas")
+    rows, labels = X.flatten(1), Y
+    locked, backwards = rows.numpy().copy(), rows.numpy()[::-1].copy()[::-1]
+    locked.flags.writeable = False
+    found = []
+    for x, y in (
+        (rows, labels),
+        (locked, labels.numpy()),
+        (backwards, labels.tolist()),
+        (rows.tolist(), list(labels)),
+        (pandas.DataFrame(rows.numpy()), pandas.Series(labels.numpy(), index=range(60, 120))),
+    ):
+        found.append(fedgist.run("fedavg", "mlp", [(x, y)], (x, y), rounds=1).weights)
+    assert all(torch.equal(one[name], found[0][name]) for one in found for name in one)
 
 
 class Attending(nn.Module):
@@ -232,7 +253,7 @@ def test_every_client_has_a_module_of_its_own():
     ],
 )
 def test_mistakes_in_several_models_and_clients_are_named(model, data, sentence):
-    with pytest.raises(FedgistError, match=sentence):
+    with pytest.raises(fedgist.FedgistError, match=sentence):
         fedgist.run("independent", model, data, None if isinstance(data, str) else TEST, rounds=1)
 
 

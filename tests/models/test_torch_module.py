@@ -220,7 +220,7 @@ def test_other_buffers_are_copied_before_a_module_changes_them():
 @own_generator
 def test_features_of_a_named_submodule():
     head = nn.Sequential(nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 3))
-    model = from_module(nn.Sequential(nn.Flatten(), head), SHAPE, 3, features="1")
+    model = from_module(nn.Sequential(nn.Flatten(), head), SHAPE, 3, classifier="1")
     assert model.feature_size == 64
     assert model.names_from(model.classifier) == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
     w, x = model.init(Rng(0)), images(2).float()
@@ -234,11 +234,12 @@ def flat(*parts):
 
 
 @pytest.mark.parametrize(
-    ("module", "features", "message"),
+    ("module", "classifier", "message"),
     [
+        (lambda: nn.Linear(8, 3), None, "put it into an nn.Sequential"),
         (lambda: nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), None, "Sequential has no nn.Linear"),
         (lambda: flat(nn.Linear(64, 3)), "head", "unknown submodule of Sequential 'head'"),
-        (lambda: flat(nn.Linear(64, 4)), None, r"must return \[batch, 3\] for 2 inputs, but gave shape \(2, 4\)"),
+        (lambda: flat(nn.Linear(64, 4)), None, r"a score for each of 3 classes, .* gave shape \(2, 4\)"),
         (lambda: flat(nn.Linear(60, 3)), None, "cannot run on inputs of 1×8×8"),
         (lambda: flat(nn.Linear(64, 3), nn.Softmax(1)), None, "does not return what its layer '1' gives"),
         (lambda: nn.Sequential(nn.Linear(8, 3), nn.AvgPool2d((8, 1)), nn.Flatten()), None, "layer '0' .* is not given"),
@@ -256,9 +257,9 @@ def flat(*parts):
     ],
 )
 @own_generator
-def test_mistakes_are_named(module, features, message):
+def test_mistakes_are_named(module, classifier, message):
     with pytest.raises(FedgistError, match=message):
-        from_module(module(), SHAPE, 3, features)
+        from_module(module(), SHAPE, 3, classifier)
 
 
 def test_a_shape_without_a_side_is_refused():

@@ -42,12 +42,12 @@ def run(
     """Run a method and return its result.
 
     `data` is a list with one item a client, or a dict of them by the clients' names: a pair (inputs, labels) of float
-    tensors [samples, columns] or [samples, channels, …] and whole numbers from 0, or a torch `Dataset` of such pairs,
-    or a `DataLoader` (of which only the data set counts); then `test` is needed, of the same kind. Or it is the name of
-    a data set, which is split over the clients. `model` is a module, whose weights are the start, or the name of one;
-    where the method lets clients have models of their own, a list with one for each, or a dict by their names; the
-    first is the server's. `classes` is needed where not every class occurs in
-    the data, `classifier` where the layer that turns features into class scores is not the module's last linear one.
+    numbers [samples, columns] or [samples, channels, …] and whole numbers from 0 (tensors, arrays, lists, what pandas
+    has), or a torch `Dataset` of such pairs, or a `DataLoader` (of which only the data set counts); then `test` is
+    needed, of the same kind. Or it is the name of a data set, which is split over the clients. `model` is a module,
+    whose weights are the start, or the name of one; where the method lets clients have models of their own, a list with
+    one for each, or a dict by their names; the first is the server's. `classes` is needed where not every class occurs
+    in the data, `classifier` where the layer that turns features into class scores is not the module's last linear one.
     `options` are those of the run and of the method, as in `rounds=20, lr=0.1`; `fedgist config METHOD` shows them all.
     Without `out` nothing is written; with it, a folder as of `fedgist run`, with its report where plotly is there.
     """
@@ -59,7 +59,7 @@ def run(
     specs, modules = architectures(model, None if held is None else list(held))
     if held is not None and len(specs) not in (1, len(held)):
         raise FedgistError(f"there are {len(specs)} models for {len(held)} clients: give one, or one for each")
-    own = {name: partial(from_module, module, features=classifier) for name, module in modules.items()}
+    own = {name: partial(from_module, module, classifier=classifier) for name, module in modules.items()}
     fixed = {"method": method, "model": specs[0]} | ({"architectures": tuple(specs)} if len(specs) > 1 else {})
     if held is None:
         if test is not None or classes is not None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -55,15 +56,33 @@ def _stacked(owner: str, items: list[Any]) -> tuple[Tensor, Tensor]:
 
 
 def _checked(owner: str, x: Any, y: Any, device: str) -> Pair:
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
-    if x.ndim < 2 or not x.is_floating_point():
+    x, y = _tensor(x), _tensor(y)
+    if x is None or x.ndim < 2 or not x.is_floating_point():
+        got = "what is no array of numbers" if x is None else f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
         raise FedgistError(
-            f"{owner}: inputs must be floating-point [samples, columns] or [samples, channels, …], "
-            f"not {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+            f"{owner}: inputs must be floating-point [samples, columns] or [samples, channels, …], pixels as x / 255, "
+            f"not {got}"
         )
-    if y.ndim != 1 or y.is_floating_point() or len(x) != len(y) or (len(y) and int(y.min()) < 0):
+    if y is None or y.ndim != 1 or y.is_floating_point() or len(x) != len(y) or (len(y) and int(y.min()) < 0):
         raise FedgistError(f"{owner}: labels must be {len(x)} whole numbers from 0, one for each input")
+    if len(gaps := (~x.isfinite()).flatten(1).any(1).nonzero()):
+        raise FedgistError(
+            f"{owner}: sample {int(gaps[0])} has a value that is not finite (NaN or infinity), as have {len(gaps)} of "
+            f"{len(x)}; fill in or leave out what is missing"
+        )
     return x.to(device, torch.float32), y.to(device, torch.int64)
+
+
+def _tensor(values: Any) -> Tensor | None:
+    """Whatever numpy takes for an array of numbers: lists and tables of pandas, too."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(
+            np.require(values, requirements=["C", "W"])
+        )  # torch wants to write, and no negative strides
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 Chosen = str | nn.Module

@@ -33,10 +33,11 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def from_module(
-    module: nn.Module, input_shape: Sequence[int], classes: int, features: str | None = None
+    module: nn.Module, input_shape: Sequence[int], classes: int, classifier: str | None = None
 ) -> "ModuleModel":
-    """A model that runs `module`; `features` names the submodule whose input is the features (else the last Linear)."""
-    return ModuleModel(module, checked_shape(input_shape), classes, features)
+    """A model that runs `module`; `classifier` names the submodule that turns features into logits (else the last
+    Linear)."""
+    return ModuleModel(module, checked_shape(input_shape), classes, classifier)
 
 
 class _Worker:
@@ -96,12 +97,12 @@ class _Worker:
 class ModuleModel(Model):
     """Equal only to itself: what a module computes cannot be compared. Use one object for all clients that share it."""
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], classes: int, features: str | None = None):
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], classes: int, classifier: str | None = None):
         self.name = type(module).__name__
         self.input_shape = input_shape
         self.classes = classes
         self._template = copy.deepcopy(module)  # later changes to the user's object must not reach running clients
-        self._classifier = _find_classifier(self._template, features)
+        self._classifier = _find_classifier(self._template, classifier)
         _refuse_what_is_not_pure(self._template)
         parameters = {name: p for name, p in self._template.named_parameters() if p.is_floating_point()}
         buffers = {name: b for name, b in self._template.named_buffers() if b.is_floating_point()}
@@ -199,16 +200,19 @@ class ModuleModel(Model):
                 raise FedgistError(f"{self.name} cannot run on inputs of {shape}: {error}") from error
             if not isinstance(logits, Tensor) or tuple(logits.shape) != (2, self.classes):
                 got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-                raise FedgistError(f"{self.name} must return [batch, {self.classes}] for 2 inputs, but gave {got}")
+                raise FedgistError(
+                    f"{self.name} must return a score for each of {self.classes} classes, [batch, {self.classes}], but "
+                    f"for 2 inputs gave {got}"
+                )
             if features is None or features.dim() != 2:
                 raise FedgistError(
                     f"the layer {self._classifier!r} of {self.name} is not given [batch, features]; "
-                    "name the submodule that turns features into logits with features=..."
+                    "name the submodule that turns features into logits with classifier=..."
                 )
             if not torch.allclose(self.head(self._start, features), logits, rtol=1e-3, atol=1e-5):
                 raise FedgistError(
                     f"{self.name} does not return what its layer {self._classifier!r} gives; return that layer's "
-                    "output as it is (no softmax), or name the submodule that gives the logits with features=..."
+                    "output as it is (no softmax), or name the submodule that gives the logits with classifier=..."
                 )
         return features.shape[1]
 
@@ -227,17 +231,19 @@ def _drops(part: nn.Module) -> bool:
     return type(part) in _DROPOUTS and getattr(part, "p", 0) > 0
 
 
-def _find_classifier(module: nn.Module, features: str | None) -> str:
+def _find_classifier(module: nn.Module, classifier: str | None) -> str:
     parts = dict(module.named_modules())
     del parts[""]
-    if features is not None:
-        if features not in parts:
-            raise unknown(f"submodule of {type(module).__name__}", features, parts)
-        return features
+    if classifier is not None:
+        if classifier not in parts:
+            raise unknown(f"submodule of {type(module).__name__}", classifier, parts)
+        return classifier
+    if isinstance(module, nn.Linear):
+        raise FedgistError("a model that is an nn.Linear itself has no name for it: put it into an nn.Sequential")
     linear = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
     if not linear:
         raise FedgistError(
-            f"{type(module).__name__} has no nn.Linear; name the submodule that gives the logits with features=..."
+            f"{type(module).__name__} has no nn.Linear; name the submodule that gives the logits with classifier=..."
         )
     return linear[-1]
 
