@@ -14,7 +14,7 @@ from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import report as reports
 from fedgist.experiments import runner, trained
-from fedgist.experiments.config import OWN
+from fedgist.experiments.config import OWN, RunConfig
 from fedgist.experiments.engine_choice import fitting_engine
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.own_data import Chosen, architectures, by_client
@@ -22,6 +22,7 @@ from fedgist.experiments.progress import choose
 from fedgist.experiments.runner import Result
 from fedgist.experiments.trained import About
 from fedgist.models import from_module
+from fedgist.options import Role, having
 
 
 def run(
@@ -69,9 +70,12 @@ def run(
     else:
         if test is None:
             raise FedgistError("data of your own needs a test set: test=(x, y)")
-        for key in ("clients", "partition"):
-            if key in options:
-                raise FedgistError(f"data of your own says who the clients are, one a pair: leave out {key}")
+        if said := [key for key in having(RunConfig, Role.SITES) if key in options and key != "architectures"]:
+            raise FedgistError(f"data of your own says who the clients are, one a pair: leave out {said[0]}")
+        if said := [key for key in ("data_dir", "limit", "proxy") if options.get(key) is not None]:
+            raise FedgistError(f"data of your own is taken as it is: leave out {said[0]}")
+        if options.get("normalise", "sums") not in ("dataset", "sums"):
+            raise FedgistError(f"data of your own is taken as it is, or normalise='sums', not {options['normalise']!r}")
         brought = {"dataset": OWN, "partition": OWN, "clients": max(1, len(held))}
         config = configs.resolve(options, fixed, brought, profile=profile)
         load = partial(sources.from_memory, data=held, test=test, classes=classes, own_models=own)
