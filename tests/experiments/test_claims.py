@@ -119,7 +119,10 @@ def test_the_right_side_may_be_a_number() -> None:
 def test_words_are_counted() -> None:
     good, bad = Outcome("x", (1.0, 1.1, 0.9)), Outcome("y", (-1.0,))
     assert counted([good]) == "holds"
-    assert counted([good, good]) == "holds in all 2"
+    assert counted([good, good]) == "holds in both"
+    assert counted([good, good, good]) == "holds in all 3"
+    assert counted([bad, bad]) == "not seen in either"  # "in all" would say that it may have been in one
+    assert counted([bad, bad, bad]) == "not seen in any of 3"
     assert counted([bad, good, good]) == "holds in 2, not seen in 1"
 
 

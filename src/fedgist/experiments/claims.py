@@ -136,6 +136,9 @@ def _gaps(claim: Claim, cells: Mapping[tuple[str, str], Numbers], column: str) -
 def counted(found: Sequence[Outcome]) -> str:
     """The words of some outcomes and how often each: `holds in 2, within noise in 1`; one alone stands for itself."""
     words = [outcome.word for outcome in found]
+    if len(words) == 1:
+        return words[0]
     if len(set(words)) == 1:
-        return words[0] if len(words) == 1 else f"{words[0]} in all {len(words)}"
+        both, all_of = ("either", "any of") if words[0] in (FAILS, UNSEEN) else ("both", "all")
+        return f"{words[0]} in {both if len(words) == 2 else f'{all_of} {len(words)}'}"
     return ", ".join(f"{word} in {words.count(word)}" for word in (HOLDS, SEEN, NOISE, FAILS, UNSEEN) if word in words)
