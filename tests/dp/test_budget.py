@@ -78,6 +78,20 @@ def test_a_plan_stands_in_for_the_library(tmp_path: Path, monkeypatch: pytest.Mo
         Plan.load(tmp_path / "plan.json")
 
 
+def test_a_plan_is_for_its_releases_and_its_budget_alone(tmp_path: Path) -> None:
+    plan = Plan((Release(1.2, 0.1, 30),), 1.999, 1e-5)
+    assert plan.fits(2.0, 1e-5, 0.1, 30)
+    dearer, cheaper, other_delta = (1.998, 1e-5, 0.1, 30), (2.1, 1e-5, 0.1, 30), (2.0, 1e-4, 0.1, 30)
+    for other in (dearer, cheaper, other_delta, (2.0, 1e-5, 0.2, 30), (2.0, 1e-5, 0.1, 29)):
+        assert not plan.fits(*other)
+    assert plan.noise(0.1, 30) == plan.noise(0.1, 1) == 1.2
+    for rate, times in ((0.1, 31), (0.05, 30)):
+        with pytest.raises(FedgistError, match=f"the plan has no {times} releases at a rate of {rate}: make one"):
+            plan.noise(rate, times)
+    with pytest.raises(FedgistError, match=r"cannot read the plan .*: No such file"):
+        Plan.load(tmp_path / "none.json")
+
+
 def test_books_are_found_and_delta_is_warned_about(tmp_path: Path) -> None:
     for path in (tmp_path / "privacy" / "c1.jsonl", tmp_path / "privacy" / "c2.jsonl"):
         Book(path).charge("a", ONE, Limit(2, 1e-5))

@@ -16,7 +16,7 @@ from fedgist.core.rng import Rng
 from fedgist.dp import gaussian
 from fedgist.dp.discrete_gaussian import LARGEST
 from fedgist.dp.randomness import exact, simulated
-from fedgist.dp.releases import Mechanism, Sum, Sums, declared, unit
+from fedgist.dp.releases import Mechanism, Sum, Sums, declared, samples, unit
 
 MU = gaussian.mu(4.0, 1e-5)
 SUMS = Sums({"a": Sum(2.0, 0.3), "b": Sum(0.5, 0.7)})
@@ -153,3 +153,8 @@ def test_all_of_a_run_is_about_one_unit() -> None:
     assert unit({Total: Sums({"a": Sum(1.0, 1.0)})}) == "record"
     with pytest.raises(TypeError, match="about the same unit"):
         declared(Declares({Total: clients, Shown: fg.NoisySteps(fg.Release(1.0))}), "toy")  # type: ignore[dict-item]
+
+
+def test_only_releases_of_some_records_are_about_secret_samples() -> None:
+    for told, expected in ((None, False), (fg.Release(2.0), False), (fg.Release(2.0, rate=0.5), True)):
+        assert samples({Total: Sums({"a": Sum(1.0, 0.0 if told else 1.0)}, release=told)}) is expected
