@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperCommand
+from typer.models import CommandFunctionType
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments.config import RunConfig
@@ -79,7 +80,6 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
             given = {name: value for name in known if (value := typed.pop(name)) is not None}
             command(flags=given, **typed)
 
-        own = inspect.signature(command)
         flags = [
             inspect.Parameter(
                 name,
@@ -89,15 +89,19 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
             )
             for name, hidden in known.items()
         ]
-        shown = []
-        for parameter in own.parameters.values():
-            of_the_run = parameter.name == "flags"
-            shown += flags if of_the_run else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        with_flags.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
-        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        return with_flags
+        own = inspect.signature(command).parameters.values()
+        shown = [one for parameter in own for one in (flags if parameter.name == "flags" else [parameter])]
+        return _taking(with_flags, shown)
 
     return decorate
+
+
+def _taking(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """The command with these parameters, by name, for whoever asks what it takes."""
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
+    return command
 
 
 class WithSet(TyperCommand):
@@ -149,8 +153,27 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 
 
+class Commands(typer.Typer):
+    """Commands that all have --debug, and say in one line what went wrong."""
+
+    def command(self, *name: Any, **about: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        register = super().command(*name, **about)
+
+        def decorate(command: CommandFunctionType) -> CommandFunctionType:
+            @functools.wraps(command)
+            def speaking(debug: bool, **typed: Any) -> None:
+                with _speaking(debug):
+                    command(**typed)
+
+            debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+            register(_taking(speaking, [*inspect.signature(command).parameters.values(), debug]))
+            return command
+
+        return decorate
+
+
 @contextmanager
-def speaking(debug: bool) -> Iterator[None]:
+def _speaking(debug: bool) -> Iterator[None]:
     """Turns what goes wrong into one line and the right exit code."""
     try:
         with _terminable():

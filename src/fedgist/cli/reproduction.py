@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, draw, flag, note, speaking
+from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Quiet, draw, flag, note
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.words import duration, size
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedgist.experiments.reproduction import Results
     from fedgist.experiments.workers import Job
 
-app = typer.Typer()
+app = Commands()
 
 OUT = Path("runs") / "reproduce"
 PUBLISHED = Path(__file__).parents[3] / "docs" / "results"
@@ -60,62 +60,60 @@ def reproduce(
     results: Annotated[Path | None, flag("results", "Folder of the results; OUT/results without it.", "DIR")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run a table or figure of a paper and show the paper's numbers beside ours; given again, it goes on."""
-    with speaking(debug):
-        from fedgist.experiments import estimates, reproduction
+    from fedgist.experiments import estimates, reproduction
 
-        if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
-        listed = None if seeds is None else _seeds(seeds)
-        keep = results or out / "results"
-        known = [keep, PUBLISHED]
-        if page is not None:
-            from fedgist.experiments import reproduction_page
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    listed = None if seeds is None else _seeds(seeds)
+    keep = results or out / "results"
+    known = [keep, PUBLISHED]
+    if page is not None:
+        from fedgist.experiments import reproduction_page
 
-            reproduction_page.write(page, PUBLISHED if results is None else results)
-            print(page)
-            return
-        if data:
-            _data(scale, data_dir, as_json)
-            return
-        clock = estimates.Estimates()
-        if preset is None:
-            _all(scale, known, clock, as_json)
-            return
-        whole = reproduction.find(preset, scale)
-        chosen = reproduction.choose(whole, only)
-        for other in add or ():
-            reproduction.add(whole, other, keep)
-        if list_ or show or add:
-            _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
-            return
-        note(_reduced(chosen), as_json or quiet)
-        how = _how(engine, device, data_dir)
-        gpu = str(how["device"]).startswith("cuda")
-        at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
-        wanted = range(chosen.seeds) if listed is None else listed
-        seeds_a_job = _number("together", together) or (len(wanted) if gpu else 1)
-        with reproduction.alone(out):
-            there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
+        reproduction_page.write(page, PUBLISHED if results is None else results)
+        print(page)
+        return
+    if data:
+        _data(scale, data_dir, as_json)
+        return
+    clock = estimates.Estimates()
+    if preset is None:
+        _all(scale, known, clock, as_json)
+        return
+    whole = reproduction.find(preset, scale)
+    chosen = reproduction.choose(whole, only)
+    for other in add or ():
+        reproduction.add(whole, other, keep)
+    if list_ or show or add:
+        _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
+        return
+    note(_reduced(chosen), as_json or quiet)
+    how = _how(engine, device, data_dir)
+    gpu = str(how["device"]).startswith("cuda")
+    at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
+    wanted = range(chosen.seeds) if listed is None else listed
+    seeds_a_job = _number("together", together) or (len(wanted) if gpu else 1)
+    with reproduction.alone(out):
+        there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
+        todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
+        note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
+
+        def save() -> None:
+            if found := reproduction.collect(chosen, wanted, out, about):
+                reproduction.save(whole, found, keep)
+
+        wrong: list[str] = []
+        while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
+            reproduction.carry_over(todo, out)
+            wrong = _run(todo, at_once, finished, save, as_json or quiet)
             todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
-            note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
-
-            def save() -> None:
-                if found := reproduction.collect(chosen, wanted, out, about):
-                    reproduction.save(whole, found, keep)
-
-            wrong: list[str] = []
-            while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
-                reproduction.carry_over(todo, out)
-                wrong = _run(todo, at_once, finished, save, as_json or quiet)
-                todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
-        save()
-        found = reproduction.load(chosen, [keep])
-        _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
-        if wrong:
-            raise FedgistError("; ".join(wrong))
+    save()
+    found = reproduction.load(chosen, [keep])
+    _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
+    if wrong:
+        raise FedgistError("; ".join(wrong))
 
 
 def _how(engine: str | None, device: str | None, data_dir: str | None) -> dict[str, Any]:
