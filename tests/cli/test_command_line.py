@@ -214,6 +214,8 @@ def test_a_folder_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     call("run", "fedavg", *TINY, "--out=~/run", "-q")
     assert (tmp_path / "home" / "run" / "result.json").is_file()
+    call("table", "~/run", "--out=~/table.md")
+    assert "accuracy" in (tmp_path / "home" / "table.md").read_text()
 
 
 def test_a_report_may_go_into_a_new_folder():

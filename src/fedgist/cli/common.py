@@ -7,6 +7,7 @@ SIGTERM.
 import functools
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
@@ -35,11 +36,6 @@ def flag(name: str, help: str, metavar: str = "TEXT", low: int | None = None) ->
         return value
 
     return typer.Option(f"--{name}", help=help, metavar=metavar, callback=None if low is None else check)
-
-
-def _home_expanded(text: str) -> Path:
-    """Shells leave the ~ of --out=~/runs alone, and a folder named ~ is a danger."""
-    return Path(text).expanduser()
 
 
 def flag_of(name: str, hidden: bool = False) -> Any:
@@ -141,7 +137,7 @@ Device = Annotated[str | None, flag_of("device")]
 Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small, demo or toy.", "NAME")]
 Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR", parser=_home_expanded)]
+Out = Annotated[Path | None, flag("out", "Folder to write to.", "DIR")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -154,7 +150,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came f
 
 
 class Commands(typer.Typer):
-    """Commands that all have --debug, and say in one line what went wrong."""
+    """Commands that all have --debug, know ~ in every path, and say in one line what went wrong."""
 
     def command(self, *name: Any, **about: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         register = super().command(*name, **about)
@@ -163,13 +159,20 @@ class Commands(typer.Typer):
             @functools.wraps(command)
             def speaking(debug: bool, **typed: Any) -> None:
                 with _speaking(debug):
-                    command(**typed)
+                    command(**{name: _at_home(value) for name, value in typed.items()})
 
             debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
             register(_taking(speaking, [*inspect.signature(command).parameters.values(), debug]))
             return command
 
         return decorate
+
+
+def _at_home(value: Any) -> Any:
+    """Shells leave the ~ of --out=~/runs alone, and a folder named ~ is a danger."""
+    if isinstance(value, list):
+        return [_at_home(one) for one in value]
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
 
 
 @contextmanager

@@ -146,7 +146,6 @@ def sim(
     from fedgist.federation import runs as runs_across
     from fedgist.federation import sim as simulations
 
-    directory = directory.expanduser()
     data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
     chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout, wait=simulations.READY)
     names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
@@ -193,8 +192,8 @@ def flower(
     app = flower_app.App(names)
     known = {"clients": len(names)}
     chosen = configs.resolve(*layers, given, flags, known, profile=profile)
-    folder = (out or default_folder(runner.prepare(chosen))).expanduser().resolve()
-    flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
+    folder = (out or default_folder(runner.prepare(chosen))).resolve()
+    flower_app.write(directory, replace(app, out=str(folder), run=configs.flat(chosen)))
     _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
     _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
     _note(flower_app.expectation(chosen))
@@ -338,8 +337,8 @@ def start_site(
 
     if (data is None) != helper:
         raise FedgistError("a site has data, or is a helper: name --data FOLDER or --helper")
-    settings = sites.Settings(str(data.expanduser().resolve()) if data else "", model, device, engine, threads)
-    raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
+    settings = sites.Settings(str(data.resolve()) if data else "", model, device, engine, threads)
+    raise typer.Exit(sites.start(kit.resolve(), settings, _say))
 
 
 @site_app.command("status")
@@ -349,7 +348,7 @@ def site_status(
     """Say whether the site is running, what its policy allows, and what of its last runs could leave."""
     from fedgist.federation import site as sites
 
-    for line in sites.status(kit.expanduser().resolve()):
+    for line in sites.status(kit.resolve()):
         _say(line)
 
 
@@ -362,4 +361,4 @@ def export_site(
     """Write the model that the site keeps of a run, for fedgist.load and `fedgist predict`. Nothing leaves the site."""
     from fedgist.federation import site as sites
 
-    sites.export(kit.expanduser().resolve(), run, out.expanduser(), _say)
+    sites.export(kit.resolve(), run, out, _say)

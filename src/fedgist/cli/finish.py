@@ -42,7 +42,6 @@ def finish(
     from fedgist.experiments.folder import RunFolder, read_json
     from fedgist.experiments.progress import choose
 
-    run = run.expanduser()
     folder = out or run.with_name(f"{run.name}-{form.replace(':', '-')}")
     elsewhere = not read_json(run / "partition.json")["clients"]
     if elsewhere and across is None:
@@ -106,7 +105,7 @@ def _change(run: Path, site: Path, sign: int, out: Path) -> None:
     from fedgist.experiments import membership
     from fedgist.experiments.folder import RunFolder
 
-    folder = RunFolder(run.expanduser())
+    folder = RunFolder(run)
     _, _, there = membership.known(folder)
     found = membership.read(site, there) if site.is_file() else _sums(folder.path, site)
     accuracy = membership.change(folder, found, sign, out)

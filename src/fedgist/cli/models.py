@@ -37,7 +37,7 @@ def predict(
     if out is None:
         print(text, end="")
     else:
-        write_text(out.expanduser(), text)
+        write_text(out, text)
     if made.accuracy is not None:
         typer.echo(f"accuracy  {made.accuracy:.4f} ({made.correct} of {made.judged})", err=out is None)
 
@@ -55,4 +55,4 @@ def export(
     """Write a model in a form that other programs read."""
     from fedgist.experiments import exporting
 
-    print(exporting.export(run, out.expanduser(), format, client, normalised))
+    print(exporting.export(run, out, format, client, normalised))

@@ -123,7 +123,7 @@ def download(name: str, directory: str | Path) -> Path:
 
 
 def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form: str = "npz") -> Path:
-    folder = Path(directory).expanduser() / name
+    folder = Path(directory) / name
     if any(folder.glob("t*_*.npz")):
         raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
     try:

@@ -42,7 +42,7 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     module, about = loaded(run, client)
     module = trained.normalising(module, about)
     form = about.input_shape, peak, about.columns, about.class_names
-    read = [samples.read(path.expanduser(), *form) for path in files]
+    read = [samples.read(path, *form) for path in files]
     for path, one in zip(files, read, strict=True):
         if one.y is not None and (last := int(one.y.max())) >= about.classes:
             raise FedgistError(f"{path}: there is a label {last}, but the model knows 0 to {about.classes - 1}")
