@@ -280,9 +280,8 @@ def run_across(
         servers.run(
             federation, replace(settled, config=single, folder=alone, overwrite=False), True, patience, wait, shown
         )
-    result = servers.run(federation, settled, resume, patience, wait, shown, alone)
-    assert result.folder is not None
-    show_run([result], result.folder, as_json, quiet)
+    servers.run(federation, settled, resume, patience, wait, shown, alone)
+    show_run([settled.folder], settled.folder.path, as_json, quiet)
 
 
 def _patience(chosen: Choices, sites: int) -> "Patience":

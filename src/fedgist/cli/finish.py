@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgist.cli import federation, runs
+from fedgist.cli import federation
 from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Out, Quiet, flag
+from fedgist.cli.outcome import show_run
 from fedgist.core.errors import FedgistError
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def finish(
         known, settled = federation.settle(across, chosen, folder, resume=True)
         federation.run_across(known, settled, chosen, True, as_json, quiet)
         return
-    result = runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
-    runs.show_run([result], folder, as_json, quiet)
+    runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
+    show_run([RunFolder(folder)], folder, as_json, quiet)
 
 
 @gist_app.command()

@@ -36,7 +36,6 @@ from fedgist.words import bytes_in
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
     from fedgist.experiments.folder import RunFolder
-    from fedgist.experiments.results import Result
 
 app = Commands()
 
@@ -88,8 +87,8 @@ def run(
     group = folder if resolved.seeds > 1 else None
     with _live(folder, live, port):
         alone = _alone(resolved, folder, as_json or quiet) if fairness else None
-        results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite, alone)
-    show_run(results, folder, as_json, quiet)
+        runs = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite, alone)
+    show_run(runs, folder, as_json, quiet)
 
 
 @app.command(cls=WithSet)
@@ -136,8 +135,8 @@ def compare(
     note("\n".join(notes), as_json or quiet)
     out = out or _free("compare")
     with _live(out, live, port):
-        groups = _run_all(resolved, out, resume, as_json or quiet, overwrite)
-    side_by_side(groups, out, as_json, quiet, goal)
+        runs = _run_all(resolved, out, resume, as_json or quiet, overwrite)
+    side_by_side(runs, out, as_json, quiet, goal)
 
 
 @app.command()
@@ -242,13 +241,13 @@ def _run_seeds(
     tensorboard: bool = False,
     overwrite: bool = False,
     alone: "Sequence[RunFolder | None] | None" = None,
-) -> "list[Result]":
-    """The runs of a configuration; `group` is the folder of all runs of this command, where there are several.
+) -> "list[RunFolder]":
+    """Makes the runs of a configuration; `group` is the folder of all runs of this command, where there are several.
 
     `alone` are the runs of `independent` with the same seeds, where there are any.
     """
     from fedgist.experiments import runner
-    from fedgist.experiments.folder import each_seed
+    from fedgist.experiments.folder import RunFolder, each_seed
     from fedgist.experiments.progress import Several, choose
     from fedgist.experiments.tensorboard import TensorBoard
 
@@ -257,43 +256,37 @@ def _run_seeds(
         Several(choose(quiet), TensorBoard(path / "tensorboard")) if tensorboard else choose(quiet) for _, path in runs
     ]
     try:
-        return [
+        for (one, path), listener, beside in zip(runs, listeners, alone or [None] * len(runs), strict=True):
             runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite, alone=beside)
-            for (one, path), listener, beside in zip(runs, listeners, alone or [None] * len(runs), strict=True)
-        ]
     except runner.Interrupted as stop:
         if group is None:
             raise
         where = f"--resume --out {shlex.quote(str(group))}"
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
+    return [RunFolder(path) for _, path in runs]
 
 
 def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder]":
     """Runs `independent` on the ground of a run, in a folder beside it that is found again by its name."""
     from fedgist.experiments import fairness, runner
-    from fedgist.experiments.folder import RunFolder, each_seed, run_name
+    from fedgist.experiments.folder import run_name
 
     alone = fairness.alone(config)
     folder = out.parent / run_name(runner.prepare(alone))
-    _run_seeds(alone, folder, resume=True, quiet=quiet, group=folder)
-    return [RunFolder(path) for _, path in each_seed(alone, folder)]
+    return _run_seeds(alone, folder, resume=True, quiet=quiet, group=folder)
 
 
 def _run_all(
     configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool, overwrite: bool = False
-) -> "list[tuple[Path, list[Result]]]":
+) -> "dict[Path, list[RunFolder]]":
     """Runs the configurations one after the other, each in its own folder; first the one that others look back to."""
     from fedgist.experiments.fairness import ALONE
-    from fedgist.experiments.folder import RunFolder, each_seed
 
-    done: dict[str, list[Result]] = {}
-    alone = None
+    done: dict[Path, list[RunFolder]] = {}
     for config in sorted(configs, key=lambda config: config.method != ALONE):
-        folder = out / config.method
-        done[config.method] = _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite, alone=alone)
-        if config.method == ALONE:
-            alone = [RunFolder(path) for _, path in each_seed(config, folder)]
-    return [(out / config.method, done[config.method]) for config in configs]
+        alone = done.get(out / ALONE)
+        done[out / config.method] = _run_seeds(config, out / config.method, resume, quiet, out, False, overwrite, alone)
+    return {out / config.method: done[out / config.method] for config in configs}
 
 
 def _budget(text: str) -> dict[str, int]:

@@ -1,7 +1,6 @@
-"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and how the methods stand."""
+"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -96,17 +95,6 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
     return same_ground(names, {**MODEL, **ground, "dataset": dataset}, dict.fromkeys(names, "demo"))[0], notes
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How a method did, over the seeds of a comparison."""
-
-    rounds_to: list[int | None]
-    """The first round after which the target was reached; None where it never was."""
-    bytes_to: list[int | None]
-    """Bytes up and down until then."""
-    server_sees: str
-
-
 def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
     """The runs of each method together, which know of each other how clients did alone."""
     found = iter(beside_alone([read(folder) for group in folders for folder in group]))
@@ -114,12 +102,6 @@ def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
     return [Group(str(of[0].config["method"]), of) for of in runs]
 
 
-def standings(groups: Sequence[Group], target: float | None = None) -> tuple[float, list[Standing]]:
-    """The target accuracy, and each method's standing."""
-    if target is None:
-        target = usual_target(groups) or SHARE_OF_BEST * groups[0].curve[-1][2]
-    found = []
-    for group in groups:
-        rounds, sent = zip(*(run.reached(target) or (None, None) for run in group.runs), strict=True)
-        found.append(Standing(list(rounds), list(sent), group.first.server_sees()))
-    return target, found
+def target(groups: Sequence[Group]) -> float:
+    """The accuracy that rounds and bytes are counted to where nobody names one."""
+    return usual_target(groups) or SHARE_OF_BEST * groups[0].curve[-1][2]
