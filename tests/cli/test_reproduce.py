@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.experiments import estimates, presets, reproduction, workers
+from fedgist.experiments import estimates, presets, provenance, reproduction, workers
 
 PRESET = """
 paper = "Nobody 2026"
@@ -106,7 +106,7 @@ def test_what_a_changed_checkout_made_gives_way_to_an_unchanged_one(monkeypatch)
     """Also where it gives the same number; what an unchanged one made stays, whatever the other has."""
 
     def made_at(commit: str | None, *arguments: str) -> dict[str, dict[str, object]]:
-        monkeypatch.setattr(reproduction, "_commit", lambda: commit)
+        monkeypatch.setattr(provenance, "commit", lambda *how: commit)
         call("toy/table", "--only", "avg, a=1", "--jobs", "1", "--device", "cpu", *arguments)
         return cells(Path(arguments[-1]) / "results" / "toy-table.json")
 

@@ -3,6 +3,7 @@
 import inspect
 import os
 import platform
+import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -49,6 +50,22 @@ def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
     says = {found.reply.__name__: inspect.getdoc(found.reply) for one in both for found in one.handlers.values()}
     about = {"name": method.name, "summary": method.summary, "citation": method.citation, "learns": method.learns}
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
+
+
+@cache
+def commit(*how: str) -> str | None:
+    """The commit of the source that runs, in the words of `git describe`; None where no repository knows it."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # else the repository may be that of somebody who installed it
+        return git("describe", "--always", "--exclude=*", *how)
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def source(method: type[Method[Any]]) -> Path:

@@ -9,7 +9,6 @@ import dataclasses
 import fcntl
 import json
 import statistics
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import fedgist
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
-from fedgist.experiments import finishing, presets
+from fedgist.experiments import finishing, presets, provenance
 from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, UNSEEN, Claim, Outcome, outcomes
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
@@ -377,22 +376,4 @@ def add(preset: Preset, theirs: Path, folder: Path) -> None:
 
 def about(command: str) -> dict[str, Any]:
     """What a published number must name, beside its seeds and its machine."""
-    return {"command": command, "version": fedgist.__version__, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this code runs from, with a plus where something in it was changed."""
-    root = Path(fedgist.__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return said.stdout.strip() or None
+    return {"command": command, "version": fedgist.__version__, "commit": provenance.commit("--dirty=+")}
