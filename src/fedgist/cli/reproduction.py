@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Quiet, draw, flag, note
+from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Quiet, draw, flag, new_table, note
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.words import duration, size
 
@@ -215,9 +215,7 @@ def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    from rich.table import Table
-
-    table = Table("data set", "here", "cells", "presets")
+    table = new_table("data set", "here", "cells", "presets")
     for name, row in sorted(rows.items(), key=lambda item: item[1]["readable"]):
         presets = ", ".join(f"{preset} ({count})" for preset, count in row["cells"].items())
         table.add_row(name, "yes" if row["readable"] else row["lacks"], str(sum(row["cells"].values())), presets)
@@ -233,17 +231,12 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
     for preset in presets.available(scale).values():
         results = reproduction.load(preset, known)
         verdict = reproduction.judge(preset, results)
-        left = {cell.run: cell for cell in preset.cells if cell.name not in results}
-        costs = [clock.get(cell.config) for cell in left.values()]
-        known_costs = [cost for cost in costs if cost is not None]
-        seconds = preset.seeds * sum(known_costs) if known_costs or not left else None
-        rows.append((preset, verdict, seconds, len(known_costs) < len(costs)))
+        left = reproduction.left(preset, results, lambda cell: clock.get(cell.config))
+        rows.append((preset, verdict, *left))
     if as_json:
         print(json.dumps([_about(*row) for row in rows]))
         return
-    from rich.table import Table
-
-    table = Table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
+    table = new_table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
     for preset, verdict, seconds, more in rows:
         hours = "?" if seconds is None else ("over " if more else "") + f"{seconds / 3600:,.1f}"
         hours = hours if verdict.run < verdict.cells else ""
@@ -277,11 +270,8 @@ def _table(
         cells = {cell.name: _object(cell, results.get(cell.name)) for cell in preset.cells}
         print(json.dumps({"preset": preset.name, "state": verdict.word, "cells": cells, "file": path and str(path)}))
         return
-    from rich.table import Table
-
-    table = Table("cell", "paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    numbers = ("paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
+    table = new_table("cell", *numbers, numbers_from=1)
     if clock is not None:
         table.add_column("a run here", justify="right")
     for cell in preset.cells:

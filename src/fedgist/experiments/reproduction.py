@@ -9,7 +9,7 @@ import dataclasses
 import fcntl
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -289,6 +289,14 @@ def judge(preset: Preset, results: Results) -> Verdict:
     stand = {claim: outcomes(claim, numbers, columns) for claim in preset.claims}
     good = sum(bool(within(cell, results[cell.name])) for cell in judged)
     return Verdict(len(preset.cells), len(ran), len(judged), good, stand)
+
+
+def left(preset: Preset, results: Results, cost: Callable[[Cell], float | None]) -> tuple[float | None, bool]:
+    """What all seeds of the cells that have not run cost, and whether of some that is not known; None where of none."""
+    lacking = {cell.run: cell for cell in preset.cells if cell.name not in results}
+    costs = [cost(cell) for cell in lacking.values()]
+    known = [one for one in costs if one is not None]
+    return preset.seeds * sum(known) if known or not lacking else None, len(known) < len(costs)
 
 
 def within(cell: Cell, found: Found) -> bool | None:
