@@ -104,4 +104,4 @@ def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
 
 def target(groups: Sequence[Group]) -> float:
     """The accuracy that rounds and bytes are counted to where nobody names one."""
-    return usual_target(groups) or SHARE_OF_BEST * groups[0].curve[-1][2]
+    return usual_target(groups) or SHARE_OF_BEST * groups[0].accuracy

@@ -42,14 +42,14 @@ class Cost:
 def costs(groups: Sequence[Group]) -> list[Cost]:
     """One for each method that sends anything."""
     base = next((group for group in groups if group.method == BASE and group.curve), None)
-    alone = max((best(group) for group in groups if group.method == ALONE and group.curve), default=0.0)
+    alone = max((group.best for group in groups if group.method == ALONE and group.curve), default=0.0)
     sending = [group for group in groups if group.curve and sum(group.first.wire.paper_up.values())]
     return [_cost(group, base if base is not None and _comparable(group, base, alone) else None) for group in sending]
 
 
 def _comparable(group: Group, base: Group, alone: float) -> bool:
     """Whether a ratio would mean anything: of one and the same model, and better than what needs no message."""
-    return group.model == base.model and min(best(group), best(base)) >= alone
+    return group.model == base.model and min(group.best, base.best) >= alone
 
 
 def rounds_to(group: Group, accuracy: float) -> int | None:
@@ -57,12 +57,8 @@ def rounds_to(group: Group, accuracy: float) -> int | None:
     return next((r for r, _, mean, _ in group.curve if mean >= accuracy), None)
 
 
-def best(group: Group) -> float:
-    return max(mean for *_, mean, _ in group.curve)
-
-
 def _cost(group: Group, base: Group | None) -> Cost:
-    top = best(group)
+    top = group.best
     until = rounds_to(group, top)
     assert until is not None
     a_round = _numbers_by_round(group, until)
@@ -72,8 +68,8 @@ def _cost(group: Group, base: Group | None) -> Cost:
     cost = Cost(group.label, group.method, top, until, numbers, client, server)
     if base is None or base is group:
         return cost
-    common = min(top, best(base))
-    defined, equal = _ratio(base, best(base), group, top), _ratio(base, common, group, common)
+    common = min(top, base.best)
+    defined, equal = _ratio(base, base.best, group, top), _ratio(base, common, group, common)
     return replace(cost, by_definition=defined, at_equal_accuracy=equal, common_accuracy=common)
 
 

@@ -158,7 +158,7 @@ def write(groups: Sequence[Group], form: str) -> str:
 def winner(groups: Sequence[Group]) -> Group | None:
     """The most accurate at the end that is no reference line, where there are others to compare with."""
     able = [group for group in groups if group.curve and not group.is_reference]
-    return max(able, key=lambda group: group.curve[-1][2]) if len(able) > 1 else None
+    return max(able, key=lambda group: group.accuracy) if len(able) > 1 else None
 
 
 def _csv(groups: Sequence[Group], columns: Sequence[Column]) -> str:
