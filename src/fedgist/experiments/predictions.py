@@ -28,6 +28,8 @@ class Predictions:
     about: About
     names: list[str]
     probabilities: Tensor
+    labels: list[int]
+    """The likeliest classes."""
     truths: list[int | None]
     correct: int
     judged: int
@@ -56,18 +58,17 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     with torch.no_grad():
         scores = torch.cat([module(part) for one in read for part in one.x.split(BATCH["cpu"])])
     truths = [truth for one in read for truth in (one.y.tolist() if one.y is not None else [None] * len(one.x))]
-    said = scores.argmax(1).tolist()
-    correct = sum(label == truth for label, truth in zip(said, truths, strict=True))
+    names, labels = [name for one in read for name in one.names], scores.argmax(1).tolist()
+    correct = sum(label == truth for label, truth in zip(labels, truths, strict=True))
     judged = sum(truth is not None for truth in truths)
-    return Predictions(about, [name for one in read for name in one.names], scores.softmax(1), truths, correct, judged)
+    return Predictions(about, names, scores.softmax(1), labels, truths, correct, judged)
 
 
 def rows(made: Predictions) -> list[dict[str, Any]]:
     """One for each sample."""
     names = made.about.class_names or tuple(map(str, range(made.about.classes)))
     found = []
-    for name, odds, truth in zip(made.names, made.probabilities.tolist(), made.truths, strict=True):
-        label = max(range(len(odds)), key=odds.__getitem__)
+    for name, odds, label, truth in zip(made.names, made.probabilities.tolist(), made.labels, made.truths, strict=True):
         known = {} if truth is None else {"truth": truth}
         found.append({"sample": name, "label": label, "class": names[label], **known, "probabilities": odds})
     return found
