@@ -233,12 +233,11 @@ def lint(
 ) -> None:
     """Look for mistakes in what secure sums sent: masked bytes are uniform, no nonce or key is there twice."""
     from fedgist import methods
-    from fedgist.experiments import config as configs
     from fedgist.experiments.folder import run_folders
     from fedgist.privacy import lint as linting
 
     for folder in run_folders(run):
-        method = methods.find(configs.resolve(configs.load(folder.config)).method)
+        method = methods.find(folder.configuration().method)
         found = linting.lint(folder.transcript, [handler.reply for handler in method.handlers.values()])
         looked = f"{found.messages} masked messages, {found.masked_bytes:,} masked bytes"
         print(f"{folder.path}: {looked}; the chance of their frequencies is {found.chance:.2g}")

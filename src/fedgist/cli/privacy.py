@@ -116,14 +116,13 @@ def dp(
 
     from fedgist.dp.accountant import RECORD, UNITS
     from fedgist.dp.audit import CONFIDENCE
-    from fedgist.experiments import config as configs
     from fedgist.experiments import dp_audit
     from fedgist.experiments.folder import RunFolder
 
     folder = RunFolder(run)
     if not folder.started:
         raise FedgistError(f"{run} holds no run")
-    config = configs.resolve(configs.load(folder.config))
+    config = folder.configuration()
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=data_dir)
     found = dp_audit.audit(config, canaries, seed)

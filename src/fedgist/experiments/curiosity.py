@@ -4,7 +4,6 @@ The attacks get the transcript and what is public, and half of the test set for 
 what nobody holds. The clients' data are rebuilt from the run's configuration, for the judge alone.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fedgist import methods
 from fedgist.core import tree
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.core.federation import SERVER
@@ -22,7 +20,7 @@ from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, read_json, write_json
-from fedgist.experiments.leakage import picture, same_inputs
+from fedgist.experiments.leakage import picture, recorded
 from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import LEVELS, Transcript
 
@@ -87,9 +85,7 @@ def attacked(
 
 def opened(folder: RunFolder, seed: int, effort: int, device: str = "cpu") -> tuple[Transcript, Known, Judge]:
     """A run's transcript, what is public of it, and who knows the truth; all of it lies on the device."""
-    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device=device)
-    inputs = same_inputs(folder, config)
-    method = methods.find(config.method)(config.options, inputs.task)
+    _, inputs, method = recorded(folder, device)
     saved, w = folder.last_checkpoint(), None
     if saved is not None and (state := saved["engine"]["states"].get(SERVER)) is not None:
         w = tree.to(method.weights(state), device)

@@ -76,7 +76,7 @@ def source(method: type[Method[Any]]) -> Path:
 def check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
     """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
     folder.check_free(resume)
-    before = configs.resolve(configs.load(folder.config))
+    before = folder.configuration()
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)
         raise FedgistError(
