@@ -27,6 +27,8 @@ app = Commands()
 attack_app = Commands(help="Attacks on a recorded run: what its messages give away.", no_args_is_help=True)
 app.add_typer(attack_app, name="attack")
 
+Effort = Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)]
+Seed = Annotated[int, flag("seed", "Seed of the attacker.", "N")]
 ROWS = {
     "recovered": "what the attack found",
     "proxy images": "the synthetic images that came, as they are",
@@ -40,8 +42,8 @@ ROWS = {
 def all_attacks(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or of several, made with --record all.")],
     only: Annotated[str | None, flag("only", "Only these attacks, as in membership,copies.", "NAMES")] = None,
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
-    seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
+    effort: Effort = 300,
+    seed: Seed = 0,
     device: Annotated[str, flag("device", "Where the attacks run.", "NAME")] = "auto",
     as_json: Json = False,
 ) -> None:
@@ -69,7 +71,7 @@ def all_attacks(
 
 @attack_app.command()
 def controls(
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
+    effort: Effort = 300,
     as_json: Json = False,
 ) -> None:
     """Positive controls: every attack on a leak that is planted for it. One that misses it says nothing elsewhere."""
@@ -95,7 +97,7 @@ def table(
     model: Annotated[str | None, flag("model", "One model for all, instead of each profile's.", "NAME")] = None,
     data_dir: Annotated[str | None, flag("data-dir", "Folder with data files.", "DIR")] = None,
     device: Annotated[str, flag("device", "Where the methods and the attacks run.", "NAME")] = "auto",
-    effort: Annotated[int, flag("effort", "Iterations of a search for images.", "N", low=1)] = 300,
+    effort: Effort = 300,
     jobs: Annotated[int, flag("jobs", "Runs at a time, each in a process of its own.", "N", low=1)] = 1,
     pictures: Annotated[Path | None, flag("pictures", "Keep pictures in this folder.", "DIR")] = None,
     tuned: Annotated[
@@ -167,6 +169,8 @@ def _rates(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _side_by_side(rows: list[dict[str, Any]]) -> None:
+    from fedgist.experiments import curiosity
+
     planted = "planted" in rows[0]
     table = new_table("attack", "planted" if planted else "seen by", "found", "blind", "measure", "from what")
     for row in rows:
@@ -174,9 +178,8 @@ def _side_by_side(rows: list[dict[str, Any]]) -> None:
         if row["value"] is None:
             table.add_row(row["attack"], what, "–", "", "", row["why"])
         else:
-            rate = row.get("tpr at 1 % fpr")
-            about = row["seen"] + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
-            table.add_row(row["attack"], what, f"{row['value']:.3f}", f"{row['control']:.3f}", row["measure"], about)
+            numbers = (f"{row[name]:.3f}" for name in ("value", "control"))
+            table.add_row(row["attack"], what, *numbers, row["measure"], curiosity.from_what(row))
     draw(table)
 
 
@@ -193,7 +196,7 @@ def inversion(
     lr: Annotated[float, flag("lr", "Step of the cosine attack (signed Adam).", "X")] = 0.1,
     tv: Annotated[float, flag("tv", "Weight of total variation in the cosine attack.", "X")] = 0.03,
     device: Annotated[str, flag("device", "Where the search runs.", "NAME")] = "cpu",
-    seed: Annotated[int, flag("seed", "Seed of the attacker.", "N")] = 0,
+    seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
     """Gradient inversion: look for a client's images in the update that it sent.

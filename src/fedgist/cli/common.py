@@ -258,6 +258,6 @@ def draw(table: Any, width: int = 140) -> None:
     Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
-def note(note: str | None, quiet: bool) -> None:
+def note(note: str | None, quiet: bool = False) -> None:
     if note and not quiet:
         print(note, file=sys.stderr)

@@ -24,6 +24,7 @@ from fedgist.cli.common import (
     WithSet,
     flag,
     naming,
+    note,
     run_flags,
 )
 from fedgist.cli.outcome import show_run
@@ -44,6 +45,7 @@ app.add_typer(site_app, name="site")
 
 NOT_HERE = Role.SITES | Role.SIMULATION
 Folder = Annotated[Path, typer.Argument(help="The folder of the federation.")]
+Kit = Annotated[Path, typer.Argument(help="The kit that the site was given.")]
 Timeout = Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")]
 Fairness = Annotated[
     bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
@@ -157,12 +159,12 @@ def sim(
         raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
     federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
     if settled is not None:
-        simulations.allow(federation, settled, _note)
-    with simulations.running(federation, settled, dataset, _note, chosen.code):
+        simulations.allow(federation, settled, note)
+    with simulations.running(federation, settled, dataset, note, chosen.code):
         if settled is not None:
             run_across(federation, settled, chosen, resume, as_json, quiet, fairness)
         else:
-            _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
+            note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
             signal.pause()
 
 
@@ -196,7 +198,7 @@ def flower(
     flower_app.write(directory, replace(app, out=str(folder), run=configs.flat(chosen)))
     _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
     _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
-    _note(flower_app.expectation(chosen))
+    note(flower_app.expectation(chosen))
 
 
 @dataclass(frozen=True)
@@ -308,13 +310,9 @@ def _detach(federation: "FederationFolder", settled: "Settled") -> None:
     _say(f"{shows}; kill {started.process} stops it in order")
 
 
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 @site_app.command("start")
 def start_site(
-    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
+    kit: Kit,
     data: Annotated[
         Path | None, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")
     ] = None,
@@ -341,9 +339,7 @@ def start_site(
 
 
 @site_app.command("status")
-def site_status(
-    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
-) -> None:
+def site_status(kit: Kit) -> None:
     """Say whether the site is running, what its policy allows, and what of its last runs could leave."""
     from fedgist.federation import site as sites
 

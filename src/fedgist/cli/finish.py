@@ -44,7 +44,7 @@ def finish(
     from fedgist.experiments.progress import choose
 
     folder = out or run.with_name(f"{run.name}-{form.replace(':', '-')}")
-    elsewhere = not read_json(run / "partition.json")["clients"]
+    elsewhere = not read_json(RunFolder(run).partition)["clients"]
     if elsewhere and across is None:
         raise FedgistError(f"{run} was made across machines: name its federation with --federation DIR")
     given = {"engine": engine, "device": device, "data_dir": data_dir}

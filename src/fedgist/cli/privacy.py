@@ -64,7 +64,7 @@ def plan(
     print(f"epsilon   {exact:.6g} at delta {delta:g}")
     print(f"unit      {accountant.UNITS[release.unit]}")
     print(f"against   whoever sees all releases{'' if rate == 1 else ', and does not know the batches'}")
-    note(f"the plan is in {out}" if out else None, False)
+    note(f"the plan is in {out}" if out else None)
 
 
 @privacy_app.command()

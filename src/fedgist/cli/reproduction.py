@@ -177,6 +177,7 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
 def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], None], quiet: bool) -> list[str]:
     """Makes the runs, and saves what is known after each; returns what was wrong with some, each sentence once."""
     from fedgist.experiments import workers
+    from fedgist.experiments.folder import RunFolder, read_json
 
     wrong: dict[str, None] = {}
     total = finished + sum(len(job.runs) for job in todo)
@@ -189,7 +190,7 @@ def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], 
             return
         done += len(job.runs)
         for config, folder in job.runs:
-            result = json.loads((folder / "result.json").read_text("utf-8"))
+            result = read_json(RunFolder(folder).result)
             said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
             note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
         save()

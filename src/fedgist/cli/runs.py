@@ -45,6 +45,7 @@ Target = Annotated[
 Fairness = Annotated[
     bool, typer.Option("--fairness", help="Run `independent` too, and say which clients gain over learning alone.")
 ]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")]
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
@@ -160,7 +161,7 @@ def demo(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    runs: Runs,
     out: Annotated[Path | None, flag("out", "The page; report.html in the first folder without it.", "FILE")] = None,
     target: Target = None,
     single_file: Annotated[
@@ -182,7 +183,7 @@ def report(
 
 @app.command()
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    runs: Runs,
     form: Annotated[str, flag("format", "md, csv or tex.", "NAME")] = "md",
     out: Annotated[Path | None, flag("out", "File to write to; without it, standard output.", "FILE")] = None,
 ) -> None:
@@ -251,19 +252,18 @@ def _run_seeds(
     from fedgist.experiments.progress import Several, choose
     from fedgist.experiments.tensorboard import TensorBoard
 
-    runs = each_seed(config, out)
-    listeners = [
-        Several(choose(quiet), TensorBoard(path / "tensorboard")) if tensorboard else choose(quiet) for _, path in runs
-    ]
+    runs = [(one, RunFolder(path)) for one, path in each_seed(config, out)]
     try:
-        for (one, path), listener, beside in zip(runs, listeners, alone or [None] * len(runs), strict=True):
-            runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite, alone=beside)
+        for (one, folder), beside in zip(runs, alone or [None] * len(runs), strict=True):
+            shown = choose(quiet)
+            told = Several(shown, TensorBoard(folder.tensorboard)) if tensorboard else shown
+            runner.run(one, folder.path, resume=resume, progress=told, overwrite=overwrite, alone=beside)
     except runner.Interrupted as stop:
         if group is None:
             raise
         where = f"--resume --out {shlex.quote(str(group))}"
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
-    return [RunFolder(path) for _, path in runs]
+    return [folder for _, folder in runs]
 
 
 def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder]":

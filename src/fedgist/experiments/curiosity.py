@@ -131,6 +131,12 @@ def read(folder: RunFolder) -> list[dict[str, Any]]:
     return read_json(path) if path.is_file() else []
 
 
+def from_what(row: Mapping[str, Any]) -> str:
+    """What of the transcript a row's attack looked at; of one that tells members from others, how well it does."""
+    rate = row.get("tpr at 1 % fpr")
+    return str(row["seen"]) + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
+
+
 # Positive controls: what every attack must find, or its silence means nothing
 
 DIGITS: Mapping[str, Any] = {"dataset": "digits", "clients": 1, "partition": "iid", "record": ("all",), "device": "cpu"}
