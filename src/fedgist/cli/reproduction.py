@@ -17,8 +17,7 @@ from fedgist.words import duration, size
 if TYPE_CHECKING:
     from fedgist.experiments.estimates import Estimates
     from fedgist.experiments.presets import Preset
-    from fedgist.experiments.reproduction import Results
-    from fedgist.experiments.workers import Job
+    from fedgist.experiments.reproduction import Job, Results
 
 app = Commands()
 
@@ -162,11 +161,11 @@ def _reduced(preset: "Preset") -> str | None:
 
 def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estimates | None", at_once: int) -> str:
     """What is about to happen, and how long it will take here."""
-    runs = sum(len(job.runs) for job in todo)
+    runs = sum(map(len, todo))
     said = f"{preset.name}: {len(preset.cells)} cells, {runs} runs to make, {finished} finished"
     if clock is None or not todo:
         return said
-    costs = [clock.get(config) for job in todo for config, _ in job.runs]
+    costs = [clock.get(config) for job in todo for config, _ in job]
     if None in costs:
         return f"{said}; no estimate for some of them"
     total = sum(cost for cost in costs if cost is not None)
@@ -176,27 +175,22 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
 
 def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], None], quiet: bool) -> list[str]:
     """Makes the runs, and saves what is known after each; returns what was wrong with some, each sentence once."""
-    from fedgist.experiments import workers
+    from fedgist.experiments import reproduction
     from fedgist.experiments.folder import RunFolder, read_json
 
     wrong: dict[str, None] = {}
-    total = finished + sum(len(job.runs) for job in todo)
-    done = finished
-
-    def told(job: "Job", problem: str | None) -> None:
-        nonlocal done
-        if problem is not None:
-            wrong[problem] = None
-            return
-        done += len(job.runs)
-        for config, folder in job.runs:
-            result = read_json(RunFolder(folder).result)
-            said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
-            note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
-        save()
-
+    done, total = finished, finished + sum(map(len, todo))
     try:
-        workers.do_all(todo, at_once, told)
+        for job, problem in reproduction.make_all(todo, at_once):
+            if problem:
+                wrong[problem] = None
+                continue
+            done += len(job)
+            for config, folder in job:
+                result = read_json(RunFolder(folder).result)
+                said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
+                note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
+            save()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {done} of {total} runs are finished; go on with the same command") from None
     return list(wrong)

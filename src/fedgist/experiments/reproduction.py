@@ -10,7 +10,7 @@ import fcntl
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import fedgist
 from fedgist.core.errors import FedgistError, unknown
 from fedgist.experiments import config as configs
-from fedgist.experiments import finishing, presets, provenance
+from fedgist.experiments import finishing, presets, provenance, runner, workers
 from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, UNSEEN, Claim, Outcome, outcomes
+from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.results import best_five
-from fedgist.experiments.workers import Job
 
 T = TypeVar("T")
 
@@ -94,6 +94,8 @@ class Found:
 SIZES = ("bytes_up", "bytes_down", "seconds")
 CURVED = ("last", "best", "best5")
 """The kinds of number of which a result keeps the curve by round."""
+Job = tuple[tuple[RunConfig, Path], ...]
+"""Runs of one configuration with different seeds, each with its folder."""
 Results = dict[str, Found]
 """By the name of the cell."""
 
@@ -196,7 +198,7 @@ def jobs(
     for cell, lacking in todo.values():
         for first in range(0, len(lacking), together):
             some = sorted(lacking)[first : first + together]
-            made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
+            made.append(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some))
     return made, len(asked - missing)
 
 
@@ -208,11 +210,28 @@ def unfinished(cell: Cell) -> Cell:
 
 def carry_over(todo: Iterable[Job], out: Path) -> None:
     """Gives those runs that are to be finished what was trained without a finish."""
-    for config, folder in (run for job in todo for run in job.runs):
+    for config, folder in (run for job in todo for run in job):
         if config.finish is not None and not RunFolder(folder).started:
             trained = out / presets.run_of(dataclasses.replace(config, finish=None)) / folder.name
             told = {name: value for name, value in configs.flat(config).items() if value != "auto"}
             finishing.begin(RunFolder(trained), folder, told)  # what was left to the machine stays as it chose
+
+
+def make_all(todo: Sequence[Job], at_once: int) -> Iterator[tuple[Job, str]]:
+    """Makes the runs of all jobs; each with what was wrong with it, if anything, as it ends."""
+    told = [[{"config": configs.flat(config), "folder": str(folder)} for config, folder in job] for job in todo]
+    with closing(workers.each(make, told, at_once)) as ended:
+        for place, wrong in ended:
+            yield todo[place], workers.DIED if wrong is None else wrong
+
+
+def make(told: Sequence[Mapping[str, Any]]) -> str:
+    """Makes the runs of a job together; returns what was wrong, if it is something the user can mend."""
+    try:
+        runner.run_together([(configs.resolve(run["config"]), Path(run["folder"])) for run in told])
+    except FedgistError as error:
+        return str(error)
+    return ""
 
 
 def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:
