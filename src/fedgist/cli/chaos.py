@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedgist.cli.common import Commands, flag
-from fedgist.core.errors import unknown
+from fedgist.core.errors import check_known
 from fedgist.words import duration
 
 app = Commands()
@@ -35,8 +35,7 @@ def chaos(
     from fedgist import methods
     from fedgist.federation.chaos import tally
 
-    if method not in (known := (tally.Tally.name, *methods.registry())):
-        raise unknown("method", method, known)
+    check_known("method", method, (tally.Tally.name, *methods.registry()))
     if number is not None:
         raise typer.Exit(_tell(seed, number, method))
     raise typer.Exit(_play(seed, first, schedules, method, workers or os.cpu_count() or 1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Quiet, draw, flag, new_table, note
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.words import duration, size
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def reproduce(
     """Run a table or figure of a paper and show the paper's numbers beside ours; given again, it goes on."""
     from fedgist.experiments import estimates, reproduction
 
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
+    check_known("scale", scale, SCALES)
     listed = None if seeds is None else _seeds(seeds)
     keep = results or out / "results"
     known = [keep, PUBLISHED]

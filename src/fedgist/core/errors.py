@@ -1,7 +1,7 @@
 """Errors that a user can act on: one sentence that says what is wrong, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class FedgistError(ValueError):
@@ -10,6 +10,12 @@ class FedgistError(ValueError):
 
 class MixedModels(FedgistError):
     """Models that cannot learn together; who knows which site runs which adds their names."""
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that is none of those that are known."""
+    if name not in known:
+        raise unknown(kind, name, known)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedgistError:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, unknown
 from fedgist.core.rng import Rng
 from fedgist.data import exports, formats, tables
 from fedgist.data.cards import CARDS
@@ -89,8 +89,7 @@ def load(
     keeps the first so many training samples, in file order. With `public`, numbers that would
     have to be found in the training samples are refused.
     """
-    if normalise not in NORMALISATIONS:
-        raise unknown("normalisation", normalise, NORMALISATIONS)
+    check_known("normalisation", normalise, NORMALISATIONS)
     if limit is not None and limit < 1:
         raise FedgistError(f"limit must be at least 1 training sample, not {limit}")
     train, test = _read(name, data_dir)

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.data import tables
 from fedgist.data.files import IDX_PREFIXES, Images, write_npz
 
 
 def write(folder: Path, train: Images, test: Images, form: str = "npz") -> None:
     """Writes both splits into a folder."""
-    if form not in FORMS:
-        raise unknown("format", form, FORMS)
+    check_known("format", form, FORMS)
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
     for split, images in (("train", train), ("test", test)):
         FORMS[form](folder, split, images, classes)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.rng import Rng
 from fedgist.options import keywords
 
@@ -54,8 +54,7 @@ def options(kind: str) -> dict[str, float]:
 
 
 def _of_kind(name: str) -> Callable[..., Parts]:
-    if name not in KINDS:
-        raise unknown("partition", name, KINDS)
+    check_known("partition", name, KINDS)
     return KINDS[name]
 
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedgist import methods
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
@@ -59,8 +59,7 @@ def same_ground(
         raise FedgistError(f"a method is named twice: {', '.join(names)}")
     own, shared = {name: method_options(name) for name in names}, options(RunConfig)
     for key in layer:
-        if key not in shared and not any(key in known for known in own.values()):
-            raise unknown("option", key, [*shared, *(key for known in own.values() for key in known)])
+        check_known("option", key, {*shared, *(name for known in own.values() for name in known)})
     ground: dict[str, Any] = {}
     notes = []
     wanted = {name: configs.profile_of(name, profiles[name]) for name in names}
@@ -83,8 +82,7 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
     """The demo profiles of the methods that have one, on real digits and with one model, and lines that say so."""
     able = [name for name in methods.available() if "demo" in methods.find(name).profiles]
     for name in only or ():
-        if name not in able:
-            raise unknown("method with a demo", name, able)
+        check_known("method with a demo", name, able)
     dataset, notes = "mnist5k", [f"model {MODEL['model']} for all methods"]
     try:
         datasets.load(dataset)

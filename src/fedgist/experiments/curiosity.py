@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
@@ -66,8 +66,7 @@ def attack_all(
 ) -> list[Outcome]:
     """The attacks of these names on a recorded run, at each level."""
     for name in names:
-        if name not in ATTACKS:
-            raise unknown("attack", name, ATTACKS)
+        check_known("attack", name, ATTACKS)
     return attacked(*opened(folder, seed, effort, device), names, levels)
 
 

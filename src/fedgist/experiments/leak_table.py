@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgist import engines, methods
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.message import Content, schema_of
 from fedgist.core.method import who_sees_what
 from fedgist.dp.accountant import MissingLibrary
@@ -52,8 +52,7 @@ def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
     """What is compared on a data set: the options of every row."""
     file = configs.read(TABLES)
     known = [name for name in file if name not in ("options", "rows")]
-    if dataset not in known:
-        raise unknown("leak table", dataset, known)
+    check_known("leak table", dataset, known)
     own = file[dataset]
     ground = {**file["options"], **own.get("options", {}), "dataset": dataset}
     return {name: {**ground, **row, **own.get("rows", {}).get(name, {})} for name, row in file["rows"].items()}
@@ -96,8 +95,7 @@ def make(
     rows = rows_of(dataset)
     names = list(rows) if names is None else list(names)
     for name in names:
-        if name not in rows:
-            raise unknown("row", name, rows)
+        check_known("row", name, rows)
     device = str(engines.find_device(str(given.get("device", "auto"))))
     table: dict[str, Any] = read_json(out) if out.is_file() else {"rows": {}}
     trials = table.setdefault("trials", {})

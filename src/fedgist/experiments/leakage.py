@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedgist import methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import SERVER
 from fedgist.core.message import schema_of
 from fedgist.core.method import Method
@@ -69,8 +69,7 @@ def invert(
     """
     config, inputs, method = recorded(folder, "cpu")
     client = min(inputs.sites) if client is None else client
-    if client not in inputs.sites:
-        raise unknown("client", client, inputs.sites)
+    check_known("client", client, inputs.sites)
     transcript = Transcript(folder.transcript, method)
     seen = update_of(transcript, client, round)
     if not isinstance(config.options, LocalOptions):

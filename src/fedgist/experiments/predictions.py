@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.data import samples
 from fedgist.experiments import trained
 from fedgist.experiments.api import loaded
@@ -75,8 +75,7 @@ def rows(made: Predictions) -> list[dict[str, Any]]:
 
 
 def as_text(made: Predictions, form: str) -> str:
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    check_known("format", form, FORMATS)
     if form == "json":
         return json.dumps({"accuracy": made.accuracy, "predictions": rows(made)}, ensure_ascii=False) + "\n"
     text = io.StringIO()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fedgist
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments import config as configs
 from fedgist.experiments import finishing, presets, provenance, runner, workers
 from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, UNSEEN, Claim, Outcome, outcomes
@@ -130,8 +130,7 @@ class Verdict:
 
 def find(name: str, scale: str = "full") -> Preset:
     known = presets.available(scale)
-    if name not in known:
-        raise unknown("preset", name, known)
+    check_known("preset", name, known)
     return known[name]
 
 
