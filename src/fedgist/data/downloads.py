@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.core.errors import FedgistError, check_known
+from fedgist.core.errors import FedgistError, check_known, extra
 from fedgist.data.cards import CARDS
 from fedgist.data.files import Images, check_forms, checked
 from fedgist.data.formats import emnist, single_labels
@@ -33,11 +33,9 @@ def fetch(name: str) -> tuple[Images, Images]:
 
 
 def _library(module: str, name: str) -> ModuleType:
-    try:
+    package = module.partition(".")[0]
+    with extra(f"downloading {name} needs {package}: pip install {package}"):
         return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise FedgistError(f"downloading {name} needs {package}: pip install {package}") from None
 
 
 def _split(library: Any, name: str, split: str, root: str) -> Images:
