@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments.config import OWN
 
 Pair = tuple[Tensor, Tensor]
@@ -77,13 +77,10 @@ def architectures(model: Any, clients: Sequence[str] | None) -> tuple[list[str],
     if isinstance(model, Mapping):
         if clients is None:
             raise FedgistError("model by clients' names needs data by clients' names; give a list of models")
-        if strangers := model.keys() ^ set(clients):
-            lacking = min(strangers) not in model
-            raise (
-                FedgistError(f"model has none for the client {min(strangers)!r}")
-                if lacking
-                else unknown("client with a model", min(strangers), clients)
-            )
+        for name in model:
+            check_known("client with a model", name, clients)
+        if lacking := set(clients) - model.keys():
+            raise FedgistError(f"model has none for the client {min(lacking)!r}")
         model = [model[name] for name in clients]
     one = not isinstance(model, Sequence) or isinstance(model, str)
     chosen = [model] if one else list(model)
