@@ -52,15 +52,14 @@ def _comparable(group: Group, base: Group, alone: float) -> bool:
     return group.model == base.model and min(group.best, base.best) >= alone
 
 
-def rounds_to(group: Group, accuracy: float) -> int | None:
-    """The first round after which the mean over the seeds is at least that good."""
-    return next((r for r, _, mean, _ in group.curve if mean >= accuracy), None)
+def rounds_to(group: Group, accuracy: float) -> int:
+    """The first round after which the mean over the seeds is at least that good, as it is after one of them."""
+    return next(r for r, _, mean, _ in group.curve if mean >= accuracy)
 
 
 def _cost(group: Group, base: Group | None) -> Cost:
     top = group.best
     until = rounds_to(group, top)
-    assert until is not None
     a_round = _numbers_by_round(group, until)
     n, numbers = int(group.first.config["clients"]), sum(a_round)
     client = sum(n + k for k in a_round)
@@ -79,7 +78,7 @@ def _ratio(base: Group, its: float, group: Group, ours: float) -> float | None:
     return sum(_numbers_by_round(base, rounds_to(base, its))) / sent if sent else None
 
 
-def _numbers_by_round(group: Group, until: int | None) -> list[float]:
+def _numbers_by_round(group: Group, until: int) -> list[float]:
     """How many numbers a client sends in each round up to that one, on average over the clients."""
     clients = int(group.first.config["clients"])
-    return [sent / 4 / clients for round, sent in group.first.wire.paper_up.items() if until and round <= until]
+    return [sent / 4 / clients for round, sent in group.first.wire.paper_up.items() if round <= until]
