@@ -200,10 +200,10 @@ def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
     from fedgist.data import inventory
     from fedgist.experiments import reproduction
 
-    lacking = inventory.unreadable(data_dir)
+    there, lacking = inventory.readable(data_dir), inventory.unreadable(data_dir)
     rows: dict[str, dict[str, Any]] = {}
     for name, needed in sorted(reproduction.needs_of_data(scale).items()):
-        here = name in inventory.readable(data_dir)
+        here = name in there
         cells = {preset: len(cells) for preset, cells in needed.items()}
         rows[name] = {"readable": here, "lacks": "" if here else lacking.get(name, "is not there"), "cells": cells}
     if as_json:
