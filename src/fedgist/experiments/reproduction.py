@@ -253,10 +253,10 @@ def collect(preset: Preset, seeds: Sequence[int], out: Path, about: Mapping[str,
             rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
             if not folder.finished or (rival is not None and not rival.finished):
                 continue
-            result = read_json(folder.result)
+            result, rows = read_json(folder.result), folder.rows()
             sizes[str(seed)] = [result[key] for key in SIZES]
-            numbers[str(seed)] = taken(cell, folder.rows(), result, rival.rows() if rival else None)
-            curves[str(seed)] = curve(cell, folder.rows())
+            numbers[str(seed)] = taken(cell, rows, result, rival.rows() if rival else None)
+            curves[str(seed)] = curve(cell, rows)
             machine = read_json(folder.environment)
         if numbers:
             made = ({**about, "machine": machine, "seeds": list(numbers)},)
