@@ -4,9 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from fedgist import methods
@@ -208,6 +210,16 @@ def test_a_disk_that_cannot_be_written_is_no_defect():
     result = call("report", "run", "--out", "taken/page.html", code=2)
     assert result.stderr.startswith("fedgist: taken") and "please report" not in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_every_command_shows_where_an_error_came_from_if_asked():
+    def commands(group):
+        for one in group.commands.values():
+            yield from commands(one) if isinstance(one, click.Group) else [one]
+
+    found = list(commands(typer.main.get_command(app)))
+    assert len(found) > 30
+    assert all("debug" in {parameter.name for parameter in one.params} for one in found)
 
 
 def test_a_folder_at_home(tmp_path, monkeypatch):
