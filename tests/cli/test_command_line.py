@@ -4,9 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from fedgist import methods
@@ -210,10 +212,22 @@ def test_a_disk_that_cannot_be_written_is_no_defect():
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_every_command_shows_where_an_error_came_from_if_asked():
+    def commands(group):
+        for one in group.commands.values():
+            yield from commands(one) if isinstance(one, click.Group) else [one]
+
+    found = list(commands(typer.main.get_command(app)))
+    assert len(found) > 30
+    assert all("debug" in {parameter.name for parameter in one.params} for one in found)
+
+
 def test_a_folder_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     call("run", "fedavg", *TINY, "--out=~/run", "-q")
     assert (tmp_path / "home" / "run" / "result.json").is_file()
+    call("table", "~/run", "--out=~/table.md")
+    assert "accuracy" in (tmp_path / "home" / "table.md").read_text()
 
 
 def test_a_report_may_go_into_a_new_folder():

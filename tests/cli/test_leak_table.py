@@ -1,7 +1,7 @@
 """`fedgist attack table`: all rows are tuned by as many trials on held-out samples; one that breaks takes no other."""
 
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,27 +96,10 @@ def test_private_rows_need_no_library():
                 assert any(plan.fits(*asked) for plan in known_plans()), asked
 
 
-def test_a_process_that_dies_is_told(monkeypatch):
-    class Dead:
-        """A future of a pool whose process was killed."""
-
-        def result(self) -> None:
-            raise leak_table.BrokenProcessPool("killed")
-
-    class Pool:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        def __enter__(self) -> "Pool":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, *_: object) -> Dead:
-            return Dead()
-
-    def ended(futures: dict) -> Iterator[Dead]:
-        yield from futures
-
-    monkeypatch.setattr(leak_table, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(leak_table, "as_completed", ended)
-    assert "gist, grid=2, held out: killed" in call(*TINY, "--only", "gist", "--jobs", "2", code=2).stderr
+def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nexit\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    told = call(*TINY, "--only", "gist", "--jobs", "2", code=2).stderr
+    assert "4 runs broke" in told and "held out: a process that makes runs has died" in told

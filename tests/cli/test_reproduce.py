@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedgist.cli import app
-from fedgist.experiments import estimates, presets, reproduction, workers
+from fedgist.experiments import estimates, presets, provenance, reproduction, workers
 
 PRESET = """
 paper = "Nobody 2026"
@@ -106,7 +106,7 @@ def test_what_a_changed_checkout_made_gives_way_to_an_unchanged_one(monkeypatch)
     """Also where it gives the same number; what an unchanged one made stays, whatever the other has."""
 
     def made_at(commit: str | None, *arguments: str) -> dict[str, dict[str, object]]:
-        monkeypatch.setattr(reproduction, "_commit", lambda: commit)
+        monkeypatch.setattr(provenance, "commit", lambda *how: commit)
         call("toy/table", "--only", "avg, a=1", "--jobs", "1", "--device", "cpu", *arguments)
         return cells(Path(arguments[-1]) / "results" / "toy-table.json")
 
@@ -226,11 +226,14 @@ def test_no_run_is_lost_without_a_word_when_the_processes_die(body, tmp_path, mo
     dying.write_text(f"#!/bin/sh\n{body}\n")
     dying.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dying))
-    jobs, told = [workers.Job(()) for _ in range(5)], []
-    workers.do_all(jobs, 2, lambda job, wrong: told.append((id(job), wrong)))
-    assert sorted(told) == sorted((id(job), workers.ENDED) for job in jobs)
+    assert sorted(workers.each(abs, [-1] * 5, 2)) == [(place, None) for place in range(5)]
     result = call("toy/table", "--jobs", "2", "--device", "cpu", "--quiet", code=2)
     assert "fedgist: a process that makes runs has died; go on with the same command" in result.stderr
+
+
+def test_a_process_that_dies_takes_no_other_work_with_it():
+    given = ["__import__('os')._exit(1)", *map(str, range(1, 6))]
+    assert sorted(workers.each(eval, given, 2)) == [(0, None), *((place, place) for place in range(1, 6))]
 
 
 def finished():

@@ -91,19 +91,17 @@ def test_rounds_and_bytes_to_a_target(tmp_path: Path) -> None:
     ]
     silent = [folder(tmp_path / "d", [0.1], {})]
     groups = comparison.groups([good, mixed, silent])
-    target, found = comparison.standings(groups)
+    target = comparison.target(groups)
     assert target == pytest.approx(0.95 * 0.8)  # the best last accuracy, not the best ever
-    assert [s.rounds_to for s in found] == [[3], [None, None], [None]]
-    target, found = comparison.standings(groups, 0.7)
-    assert [s.rounds_to for s in found] == [[2], [1, None], [None]]
-    assert [s.bytes_to for s in found] == [[300], [150, None], [None]]
-    assert [s.server_sees for s in found] == ["sums only", "each client's model", "nothing"]
+    assert [[run.reached(target) for run in group.runs] for group in groups] == [[(3, 450)], [None, None], [None]]
+    assert [[run.reached(0.7) for run in group.runs] for group in groups] == [[(2, 300)], [(1, 150), None], [None]]
+    assert [group.first.server_sees() for group in groups] == ["sums only", "each client's model", "nothing"]
 
 
 def test_peers_have_no_server_that_sees_anything(tmp_path: Path) -> None:
     peers = folder(tmp_path / "run", [0.5], {"Shown": [("w", False), ("p", True)]}, topology="ring")
-    _, (found,) = comparison.standings(comparison.groups([[peers]]))
-    assert found.server_sees == "no server; neighbours see model"
+    (group,) = comparison.groups([[peers]])
+    assert group.first.server_sees() == "no server; neighbours see model"
 
 
 def test_the_table_shows_targets_and_what_the_server_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fedgist.core.errors import FedgistError
 from fedgist.core.rng import Rng
 from fedgist.data import partitions
-from fedgist.experiments import presets, reproduction, reproduction_page, workers
+from fedgist.experiments import presets, reproduction, reproduction_page
 from fedgist.experiments.claims import Claim, Outcome
 from fedgist.experiments.presets import Cell
 from fedgist.experiments.reproduction import Found
@@ -86,13 +86,13 @@ def test_a_finish_goes_on_from_the_run_without_it(engine: str, tmp_path: Path, m
     preset, out = toy(tmp_path, text, monkeypatch)["toy/table"], tmp_path / "out"
     how = {"device": "cpu", "engine": engine}
     (first,), finished = reproduction.jobs(preset, [0], out, {}, how, 1)
-    assert [config.finish for config, _ in first.runs] == [None] and finished == 0
-    assert workers.do(first) is None
+    assert [config.finish for config, _ in first] == [None] and finished == 0
+    assert [*reproduction.make_all([first], 1)] == [(first, "")]
     later, finished = reproduction.jobs(preset, [0], out, {}, how, 1)
-    assert [config.finish for job in later for config, _ in job.runs] == ["gist", "gist:ridge=1"] and finished == 1
+    assert [config.finish for job in later for config, _ in job] == ["gist", "gist:ridge=1"] and finished == 1
     reproduction.carry_over(later, out)
     monkeypatch.setattr(fedavg.FedAvg, "update", None)  # nobody trains
-    assert [workers.do(job) for job in later] == [None, None]
+    assert [*reproduction.make_all(later, 1)] == [(job, "") for job in later]
     assert reproduction.jobs(preset, [0], out, {}, how, 1) == ([], 3)
     found = reproduction.collect(preset, [0], out, {})
     assert found["finished"].mean > found["plain"].mean and found["finished"].bytes_up > found["plain"].bytes_up

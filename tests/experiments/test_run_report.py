@@ -14,7 +14,6 @@ import torch
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments import artifacts, report, runner
-from fedgist.experiments import comparison as standing
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, run_folders
 from fedgist.experiments.report import figures, runs
@@ -137,19 +136,18 @@ def test_rows_with_a_nan_as_runs_once_wrote_them_leave_a_gap(single):
     assert dataclasses.replace(run, rows=rows).further() == {"cosine_up": {1: 0.5}}
 
 
-def test_rounds_and_bytes_to_a_target_are_those_of_the_command_line(comparison, tmp_path):
+def test_rounds_and_bytes_to_a_target(comparison, tmp_path):
     """Means over the seeds that get there, with how many these are where it is not all."""
     groups = groups_of(comparison)
     for target in (0.1, 0.16, 1.0):
         found = made(run_folders(comparison), tmp_path, target=target).table("the server sees")
-        _, standings = standing.standings(groups, target)
-        for row, group, wanted in zip(found, groups, standings, strict=True):
-            there = [value for value in wanted.rounds_to if value is not None]
+        for row, group in zip(found, groups, strict=True):
+            there = [wanted for run in group.runs if (wanted := run.reached(target)) is not None]
             some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
             rounds, sent = row[f"rounds to {100 * target:.1f} %"], row[f"bytes to {100 * target:.1f} %"]
             if there:
-                assert rounds == f"{statistics.fmean(there):.3g}{some}"
-                assert sent == size(statistics.fmean(value for value in wanted.bytes_to if value is not None)) + some
+                assert rounds == f"{statistics.fmean(round for round, _ in there):.3g}{some}"
+                assert sent == size(statistics.fmean(count for _, count in there)) + some
             else:
                 assert (rounds, sent) == ("–", "–")
 

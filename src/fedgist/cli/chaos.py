@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.common import Debug, flag, speaking
-from fedgist.core.errors import unknown
+from fedgist.cli.common import Commands, flag
+from fedgist.core.errors import check_known
 from fedgist.words import duration
 
-app = typer.Typer()
+app = Commands()
 EVERY = 10.0
 """Seconds between two lines of progress."""
 
@@ -26,22 +26,19 @@ def chaos(
     ] = None,
     method: Annotated[str, flag("method", "The method that runs; tally is the quickest.", "NAME")] = "tally",
     workers: Annotated[int, flag("workers", "Processes; 0 is one a core.", "N", low=0)] = 0,
-    debug: Debug = False,
 ) -> None:
     """Play a federation's faults against the real site, server and folders: lost messages, crashes, full disks.
 
     After each schedule it is checked that nothing wrong was committed, lost or said twice. docs/chaos.md tells what is
     simulated. A broken schedule is named, and played again with --schedule; the exit code is then 1.
     """
-    with speaking(debug):
-        from fedgist import methods
-        from fedgist.federation.chaos import tally
+    from fedgist import methods
+    from fedgist.federation.chaos import tally
 
-        if method not in (known := (tally.Tally.name, *methods.registry())):
-            raise unknown("method", method, known)
-        if number is not None:
-            raise typer.Exit(_tell(seed, number, method))
-        raise typer.Exit(_play(seed, first, schedules, method, workers or os.cpu_count() or 1))
+    check_known("method", method, (tally.Tally.name, *methods.registry()))
+    if number is not None:
+        raise typer.Exit(_tell(seed, number, method))
+    raise typer.Exit(_play(seed, first, schedules, method, workers or os.cpu_count() or 1))
 
 
 def _tell(seed: int, number: int, method: str) -> int:

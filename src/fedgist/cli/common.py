@@ -7,11 +7,12 @@ SIGTERM.
 import functools
 import inspect
 import logging
+import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperCommand
+from typer.models import CommandFunctionType
 
 from fedgist.core.errors import FedgistError
 from fedgist.experiments.config import RunConfig
@@ -34,11 +36,6 @@ def flag(name: str, help: str, metavar: str = "TEXT", low: int | None = None) ->
         return value
 
     return typer.Option(f"--{name}", help=help, metavar=metavar, callback=None if low is None else check)
-
-
-def _home_expanded(text: str) -> Path:
-    """Shells leave the ~ of --out=~/runs alone, and a folder named ~ is a danger."""
-    return Path(text).expanduser()
 
 
 def flag_of(name: str, hidden: bool = False) -> Any:
@@ -79,7 +76,6 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
             given = {name: value for name in known if (value := typed.pop(name)) is not None}
             command(flags=given, **typed)
 
-        own = inspect.signature(command)
         flags = [
             inspect.Parameter(
                 name,
@@ -89,15 +85,19 @@ def run_flags(without: Role = Role.NONE, *but: str) -> Callable[[Callable[..., N
             )
             for name, hidden in known.items()
         ]
-        shown = []
-        for parameter in own.parameters.values():
-            of_the_run = parameter.name == "flags"
-            shown += flags if of_the_run else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        with_flags.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
-        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        return with_flags
+        own = inspect.signature(command).parameters.values()
+        shown = [one for parameter in own for one in (flags if parameter.name == "flags" else [parameter])]
+        return _taking(with_flags, shown)
 
     return decorate
+
+
+def _taking(command: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """The command with these parameters, by name, for whoever asks what it takes."""
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    command.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
+    return command
 
 
 class WithSet(TyperCommand):
@@ -137,7 +137,7 @@ Device = Annotated[str | None, flag_of("device")]
 Profile = Annotated[str | None, flag("profile", "The method's own settings: paper, small, demo or toy.", "NAME")]
 Config = Annotated[Path | None, flag("config", "TOML file with options.", "FILE")]
 Set = Annotated[list[str] | None, flag("set", "Any option of the run or the method; repeatable.", "KEY=VALUE")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", metavar="DIR", parser=_home_expanded)]
+Out = Annotated[Path | None, flag("out", "Folder to write to.", "DIR")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the run in the folder away and make it anew.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -149,8 +149,34 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
 
 
+class Commands(typer.Typer):
+    """Commands that all have --debug, know ~ in every path, and say in one line what went wrong."""
+
+    def command(self, *name: Any, **about: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        register = super().command(*name, **about)
+
+        def decorate(command: CommandFunctionType) -> CommandFunctionType:
+            @functools.wraps(command)
+            def speaking(debug: bool, **typed: Any) -> None:
+                with _speaking(debug):
+                    command(**{name: _at_home(value) for name, value in typed.items()})
+
+            debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+            register(_taking(speaking, [*inspect.signature(command).parameters.values(), debug]))
+            return command
+
+        return decorate
+
+
+def _at_home(value: Any) -> Any:
+    """Shells leave the ~ of --out=~/runs alone, and a folder named ~ is a danger."""
+    if isinstance(value, list):
+        return [_at_home(one) for one in value]
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
+
+
 @contextmanager
-def speaking(debug: bool) -> Iterator[None]:
+def _speaking(debug: bool) -> Iterator[None]:
     """Turns what goes wrong into one line and the right exit code."""
     try:
         with _terminable():
@@ -232,6 +258,6 @@ def draw(table: Any, width: int = 140) -> None:
     Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
-def note(note: str | None, quiet: bool) -> None:
+def note(note: str | None, quiet: bool = False) -> None:
     if note and not quiet:
         print(note, file=sys.stderr)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedgist.cli.common import (
+    Commands,
     Config,
     DataDir,
-    Debug,
     Flags,
     Json,
     Out,
@@ -24,8 +24,8 @@ from fedgist.cli.common import (
     WithSet,
     flag,
     naming,
+    note,
     run_flags,
-    speaking,
 )
 from fedgist.cli.outcome import show_run
 from fedgist.core.errors import FedgistError
@@ -37,14 +37,15 @@ if TYPE_CHECKING:
     from fedgist.federation.protocol.remote_engine import Patience
     from fedgist.federation.runs import Settled
 
-app = typer.Typer()
-federation_app = typer.Typer(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
-site_app = typer.Typer(help="What a site of a federation runs.", no_args_is_help=True)
+app = Commands()
+federation_app = Commands(help="Federations across machines, on NVFlare or Flower.", no_args_is_help=True)
+site_app = Commands(help="What a site of a federation runs.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
 app.add_typer(site_app, name="site")
 
 NOT_HERE = Role.SITES | Role.SIMULATION
 Folder = Annotated[Path, typer.Argument(help="The folder of the federation.")]
+Kit = Annotated[Path, typer.Argument(help="The kit that the site was given.")]
 Timeout = Annotated[float, flag("timeout", "Seconds until a silent site is left out for a while.", "S")]
 Fairness = Annotated[
     bool, typer.Option("--fairness", help="Run `independent` too, and say how many sites gain over learning alone.")
@@ -61,14 +62,12 @@ def new(
     server: Annotated[str, flag("server", "Host name of the server, as all sites reach it.", "HOST")],
     sites: Annotated[str, flag("sites", "Names of the sites, as in hospital-a,hospital-b.", "NAMES")],
     port: Annotated[int, flag("port", "The server's port.", "N")] = 8002,
-    debug: Debug = False,
 ) -> None:
     """Make certificates, a kit for each site, and a README that says who runs what."""
-    with speaking(debug):
-        from fedgist.federation import kits
+    from fedgist.federation import kits
 
-        made = kits.new(directory, server, [name.strip() for name in sites.split(",") if name.strip()], port)
-        print(f"{made.path / 'README.md'} says what each side runs; kits: {made.path / 'sites'}")
+    made = kits.new(directory, server, [name.strip() for name in sites.split(",") if name.strip()], port)
+    print(f"{made.path / 'README.md'} says what each side runs; kits: {made.path / 'sites'}")
 
 
 @federation_app.command()
@@ -77,14 +76,12 @@ def start(
     metrics_port: Annotated[
         int | None, flag("metrics-port", "Show metrics of runs at http://127.0.0.1:N/metrics, too.", "N")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Run the server; it stays until Ctrl-C."""
-    with speaking(debug):
-        from fedgist.federation import kits
-        from fedgist.federation import server as servers
+    from fedgist.federation import kits
+    from fedgist.federation import server as servers
 
-        raise typer.Exit(servers.start(kits.load(directory), _say, metrics_port))
+    raise typer.Exit(servers.start(kits.load(directory), _say, metrics_port))
 
 
 @federation_app.command(cls=WithSet)
@@ -110,18 +107,16 @@ def run(
     ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run a method across the sites of a federation; --dataset is what the server tests on."""
-    with speaking(debug):
-        if federation is None:
-            raise FedgistError("which federation? name its folder with --federation DIR")
-        chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
-        known, settled = settle(federation, chosen, out, resume, overwrite)
-        if detach:
-            _detach(known, settled)
-        else:
-            run_across(known, settled, chosen, resume, as_json, quiet, fairness)
+    if federation is None:
+        raise FedgistError("which federation? name its folder with --federation DIR")
+    chosen = Choices(naming(flags, method), profile, config, set or [], timeout, enough, min_sites, wait, max_norm)
+    known, settled = settle(federation, chosen, out, resume, overwrite)
+    if detach:
+        _detach(known, settled)
+    else:
+        run_across(known, settled, chosen, resume, as_json, quiet, fairness)
 
 
 @federation_app.command(cls=WithSet)
@@ -148,32 +143,29 @@ def sim(
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Try it out on this machine: a server and sites as real processes, with TLS on loopback."""
-    with speaking(debug):
-        from fedgist.federation import runs as runs_across
-        from fedgist.federation import sim as simulations
+    from fedgist.federation import runs as runs_across
+    from fedgist.federation import sim as simulations
 
-        directory = directory.expanduser()
-        data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
-        chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout, wait=simulations.READY)
-        names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
-        settled = None
-        if method is not None or config is not None:  # what the user got wrong shows before anything is started
-            known = resolver(chosen, out, resume)
-            settled = runs_across.settle(names, known, out, resume, chosen.code, overwrite)
-        elif profile or set or flags.keys() - (["model"] if chosen.code else []):
-            raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
-        federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
+    data = {"dataset": dataset} | ({} if data_dir is None else {"data_dir": data_dir})
+    chosen = Choices({**naming(flags, method), **data}, profile, config, set or [], timeout, wait=simulations.READY)
+    names = simulations.names(directory, sites, str(chosen.flags.get("secure") or ""))
+    settled = None
+    if method is not None or config is not None:  # what the user got wrong shows before anything is started
+        known = resolver(chosen, out, resume)
+        settled = runs_across.settle(names, known, out, resume, chosen.code, overwrite)
+    elif profile or set or flags.keys() - (["model"] if chosen.code else []):
+        raise FedgistError("here are options of a run, but no run: name its method, or leave them out")
+    federation = simulations.provide(directory, names, settled, dataset, data_dir, port)
+    if settled is not None:
+        simulations.allow(federation, settled, note)
+    with simulations.running(federation, settled, dataset, note, chosen.code):
         if settled is not None:
-            simulations.allow(federation, settled, _note)
-        with simulations.running(federation, settled, dataset, _note, chosen.code):
-            if settled is not None:
-                run_across(federation, settled, chosen, resume, as_json, quiet, fairness)
-            else:
-                _note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
-                signal.pause()
+            run_across(federation, settled, chosen, resume, as_json, quiet, fairness)
+        else:
+            note(f"try: fedgist federation run fedavg --federation {directory} --dataset {dataset}; Ctrl-C ends")
+            signal.pause()
 
 
 @federation_app.command(cls=WithSet)
@@ -187,28 +179,26 @@ def flower(
     config: Config = None,
     set: Set = None,
     out: Out = None,
-    debug: Debug = False,
 ) -> None:
     """Write a Flower app that runs a method across the SuperNodes of a Flower federation; `flwr run` starts it."""
-    with speaking(debug):
-        from fedgist.experiments import config as configs
-        from fedgist.experiments import runner
-        from fedgist.experiments.folder import default_folder
-        from fedgist.federation import flower_app
-        from fedgist.federation import runs as runs_across
+    from fedgist.experiments import config as configs
+    from fedgist.experiments import runner
+    from fedgist.experiments.folder import default_folder
+    from fedgist.federation import flower_app
+    from fedgist.federation import runs as runs_across
 
-        flags, given = naming(flags, method), configs.assignments(set or [])
-        runs_across.check_typed({*flags, *given})
-        layers = configs.base_layers("fedgist federation flower APP fedavg --sites a,b", flags, config)
-        names = tuple(name.strip() for name in sites.split(",") if name.strip())
-        app = flower_app.App(names)
-        known = {"clients": len(names)}
-        chosen = configs.resolve(*layers, given, flags, known, profile=profile)
-        folder = (out or default_folder(runner.prepare(chosen))).expanduser().resolve()
-        flower_app.write(directory.expanduser(), replace(app, out=str(folder), run=configs.flat(chosen)))
-        _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
-        _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
-        _note(flower_app.expectation(chosen))
+    flags, given = naming(flags, method), configs.assignments(set or [])
+    runs_across.check_typed({*flags, *given})
+    layers = configs.base_layers("fedgist federation flower APP fedavg --sites a,b", flags, config)
+    names = tuple(name.strip() for name in sites.split(",") if name.strip())
+    app = flower_app.App(names)
+    known = {"clients": len(names)}
+    chosen = configs.resolve(*layers, given, flags, known, profile=profile)
+    folder = (out or default_folder(runner.prepare(chosen))).resolve()
+    flower_app.write(directory, replace(app, out=str(folder), run=configs.flat(chosen)))
+    _say(f"{directory / 'pyproject.toml'} is the app; start it with: flwr run {directory} SUPERLINK --stream")
+    _say(f"the run's folder will be {folder}, on the machine of the SuperLink")
+    note(flower_app.expectation(chosen))
 
 
 @dataclass(frozen=True)
@@ -292,9 +282,8 @@ def run_across(
         servers.run(
             federation, replace(settled, config=single, folder=alone, overwrite=False), True, patience, wait, shown
         )
-    result = servers.run(federation, settled, resume, patience, wait, shown, alone)
-    assert result.folder is not None
-    show_run([result], result.folder, as_json, quiet)
+    servers.run(federation, settled, resume, patience, wait, shown, alone)
+    show_run([settled.folder], settled.folder.path, as_json, quiet)
 
 
 def _patience(chosen: Choices, sites: int) -> "Patience":
@@ -321,13 +310,9 @@ def _detach(federation: "FederationFolder", settled: "Settled") -> None:
     _say(f"{shows}; kill {started.process} stops it in order")
 
 
-def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 @site_app.command("start")
 def start_site(
-    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
+    kit: Kit,
     data: Annotated[
         Path | None, flag("data", "Folder with the site's images: train and test, any format.", "FOLDER")
     ] = None,
@@ -343,29 +328,23 @@ def start_site(
     threads: Annotated[
         int | None, flag("threads", "Threads of a computation; without it, torch's choice.", "N")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Connect to the federation's server and answer it, under the kit's policy.toml, until Ctrl-C."""
-    with speaking(debug):
-        from fedgist.federation import site as sites
+    from fedgist.federation import site as sites
 
-        if (data is None) != helper:
-            raise FedgistError("a site has data, or is a helper: name --data FOLDER or --helper")
-        settings = sites.Settings(str(data.expanduser().resolve()) if data else "", model, device, engine, threads)
-        raise typer.Exit(sites.start(kit.expanduser().resolve(), settings, _say))
+    if (data is None) != helper:
+        raise FedgistError("a site has data, or is a helper: name --data FOLDER or --helper")
+    settings = sites.Settings(str(data.resolve()) if data else "", model, device, engine, threads)
+    raise typer.Exit(sites.start(kit.resolve(), settings, _say))
 
 
 @site_app.command("status")
-def site_status(
-    kit: Annotated[Path, typer.Argument(help="The kit that the site was given.")],
-    debug: Debug = False,
-) -> None:
+def site_status(kit: Kit) -> None:
     """Say whether the site is running, what its policy allows, and what of its last runs could leave."""
-    with speaking(debug):
-        from fedgist.federation import site as sites
+    from fedgist.federation import site as sites
 
-        for line in sites.status(kit.expanduser().resolve()):
-            _say(line)
+    for line in sites.status(kit.resolve()):
+        _say(line)
 
 
 @site_app.command("export")
@@ -373,10 +352,8 @@ def export_site(
     kit: Annotated[Path, typer.Argument(help="The kit that the site was started with.")],
     run: Annotated[str, flag("run", "The run, as the site's log names it.", "RUN")],
     out: Annotated[Path, flag("out", "Folder to write the model to.", "FOLDER")],
-    debug: Debug = False,
 ) -> None:
     """Write the model that the site keeps of a run, for fedgist.load and `fedgist predict`. Nothing leaves the site."""
-    with speaking(debug):
-        from fedgist.federation import site as sites
+    from fedgist.federation import site as sites
 
-        sites.export(kit.expanduser().resolve(), run, out.expanduser(), _say)
+    sites.export(kit.resolve(), run, out, _say)

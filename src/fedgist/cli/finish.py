@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedgist.cli import federation, runs
-from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Out, Quiet, flag, speaking
+from fedgist.cli import federation
+from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Out, Quiet, flag
+from fedgist.cli.outcome import show_run
 from fedgist.core.errors import FedgistError
 
 if TYPE_CHECKING:
     from fedgist.learning.sums import Sums
 
-app = typer.Typer()
-gist_app = typer.Typer(help="Sites that join a finished model of gist, or leave it.", no_args_is_help=True)
+app = Commands()
+gist_app = Commands(help="Sites that join a finished model of gist, or leave it.", no_args_is_help=True)
 app.add_typer(gist_app, name="gist")
 
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run of gist; it stays as it is.")]
@@ -36,44 +37,41 @@ def finish(
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Give a finished run's model the exact head over all clients' data, from one exchange of sums."""
-    with speaking(debug):
-        from fedgist.experiments import finishing, runner
-        from fedgist.experiments.folder import RunFolder, read_json
-        from fedgist.experiments.progress import choose
+    from fedgist.experiments import finishing, runner
+    from fedgist.experiments.folder import RunFolder, read_json
+    from fedgist.experiments.progress import choose
 
-        run = run.expanduser()
-        folder = out or run.with_name(f"{run.name}-{form.replace(':', '-')}")
-        elsewhere = not read_json(run / "partition.json")["clients"]
-        if elsewhere and across is None:
-            raise FedgistError(f"{run} was made across machines: name its federation with --federation DIR")
-        given = {"engine": engine, "device": device, "data_dir": data_dir}
-        config = finishing.begin(
-            RunFolder(run),
-            folder,
-            {"finish": form, **{key: value for key, value in given.items() if value is not None}},
-        )
-        if across is not None:
-            chosen = federation.Choices({}, None, None, [], timeout=600.0)
-            known, settled = federation.settle(across, chosen, folder, resume=True)
-            federation.run_across(known, settled, chosen, True, as_json, quiet)
-            return
-        result = runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
-        runs.show_run([result], folder, as_json, quiet)
+    folder = out or run.with_name(f"{run.name}-{form.replace(':', '-')}")
+    elsewhere = not read_json(RunFolder(run).partition)["clients"]
+    if elsewhere and across is None:
+        raise FedgistError(f"{run} was made across machines: name its federation with --federation DIR")
+    given = {"engine": engine, "device": device, "data_dir": data_dir}
+    config = finishing.begin(
+        RunFolder(run),
+        folder,
+        {"finish": form, **{key: value for key, value in given.items() if value is not None}},
+    )
+    if across is not None:
+        chosen = federation.Choices({}, None, None, [], timeout=600.0)
+        known, settled = federation.settle(across, chosen, folder, resume=True)
+        federation.run_across(known, settled, chosen, True, as_json, quiet)
+        return
+    runner.run(config, folder, resume=True, progress=choose(as_json or quiet))
+    show_run([RunFolder(folder)], folder, as_json, quiet)
 
 
 @gist_app.command()
-def add(run: Run, site: Site, out: Changed, debug: Debug = False) -> None:
+def add(run: Run, site: Site, out: Changed) -> None:
     """Add a site's sums: the model is then the one of a run in which it took part."""
-    _change(run, site, 1, out, debug)
+    _change(run, site, 1, out)
 
 
 @gist_app.command()
-def remove(run: Run, site: Site, out: Changed, debug: Debug = False) -> None:
+def remove(run: Run, site: Site, out: Changed) -> None:
     """Subtract a site's sums: the model is then the one of a run without it."""
-    _change(run, site, -1, out, debug)
+    _change(run, site, -1, out)
 
 
 @gist_app.command()
@@ -81,14 +79,12 @@ def sums(
     model: Annotated[Path, typer.Argument(help="The folder of the run, or of its exported model.")],
     data: Annotated[Path, typer.Argument(help="Folder with the site's images: train and test, any format.")],
     out: Annotated[Path, flag("out", "The file to write.", "FILE")],
-    debug: Debug = False,
 ) -> None:
     """At a site: write the sums that `fedgist gist add` and `remove` take, and nothing else of the data."""
-    with speaking(debug):
-        from fedgist.experiments import membership
+    from fedgist.experiments import membership
 
-        membership.write(_sums(model, data), out)
-        print(out)
+    membership.write(_sums(model, data), out)
+    print(out)
 
 
 def _sums(model: Path, data: Path) -> "Sums":
@@ -106,15 +102,14 @@ def _sums(model: Path, data: Path) -> "Sums":
         raise FedgistError(f"{data}: {error}") from error
 
 
-def _change(run: Path, site: Path, sign: int, out: Path, debug: bool) -> None:
-    with speaking(debug):
-        from fedgist.experiments import membership
-        from fedgist.experiments.folder import RunFolder
+def _change(run: Path, site: Path, sign: int, out: Path) -> None:
+    from fedgist.experiments import membership
+    from fedgist.experiments.folder import RunFolder
 
-        folder = RunFolder(run.expanduser())
-        _, _, there = membership.known(folder)
-        found = membership.read(site, there) if site.is_file() else _sums(folder.path, site)
-        accuracy = membership.change(folder, found, sign, out)
-        print(f"accuracy  {accuracy:.4f}")
-        print(f"samples   {there.samples:,.0f} {'+' if sign > 0 else '−'} {found.samples:,.0f}")
-        print(f"run       {out}")
+    folder = RunFolder(run)
+    _, _, there = membership.known(folder)
+    found = membership.read(site, there) if site.is_file() else _sums(folder.path, site)
+    accuracy = membership.change(folder, found, sign, out)
+    print(f"accuracy  {accuracy:.4f}")
+    print(f"samples   {there.samples:,.0f} {'+' if sign > 0 else '−'} {found.samples:,.0f}")
+    print(f"run       {out}")

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from fedgist.cli import catalogue
-from fedgist.cli.common import DataDir, Debug, Profile, Set, flag, speaking
+from fedgist.cli.common import Commands, DataDir, Profile, Set, flag
 from fedgist.core.errors import unknown
 
-app = typer.Typer()
-data_app = typer.Typer(help="Data sets.", no_args_is_help=True)
+app = Commands()
+data_app = Commands(help="Data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 KINDS = ("methods", "datasets", "models", "partitions", "topologies", "discrepancies")
@@ -20,20 +20,18 @@ KINDS = ("methods", "datasets", "models", "partitions", "topologies", "discrepan
 def list_(
     kind: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}; all without it.")] = None,
     data_dir: DataDir = None,
-    debug: Debug = False,
 ) -> None:
     """Show what there is, one line each."""
-    with speaking(debug):
-        if kind is not None and kind not in KINDS:
-            raise unknown("kind of thing to list", kind, KINDS)
-        for name in KINDS if kind is None else (kind,):
-            if name == "datasets":
-                from fedgist.data import inventory  # numpy, which the others need not wait for
+    if kind is not None and kind not in KINDS:
+        raise unknown("kind of thing to list", kind, KINDS)
+    for name in KINDS if kind is None else (kind,):
+        if name == "datasets":
+            from fedgist.data import inventory  # numpy, which the others need not wait for
 
-                _show("datasets", inventory.readable(data_dir))
-                _show("datasets that cannot be read here", inventory.unreadable(data_dir))
-            else:
-                _show(name, getattr(catalogue, name)())
+            _show("datasets", inventory.readable(data_dir))
+            _show("datasets that cannot be read here", inventory.unreadable(data_dir))
+        else:
+            _show(name, getattr(catalogue, name)())
 
 
 def _show(heading: str, lines: dict[str, str]) -> None:
@@ -48,24 +46,21 @@ def config(
     method: Annotated[str, typer.Argument(help="The method.")],
     profile: Profile = None,
     set: Set = None,
-    debug: Debug = False,
 ) -> None:
     """Print the configuration of a method, every option with its sentence: a file for --config."""
-    with speaking(debug):
-        from fedgist.experiments import config as configs
+    from fedgist.experiments import config as configs
 
-        resolved = configs.resolve({"method": method}, configs.assignments(set or []), profile=profile)
-        print(configs.dump(resolved), end="")
+    resolved = configs.resolve({"method": method}, configs.assignments(set or []), profile=profile)
+    print(configs.dump(resolved), end="")
 
 
 @app.command()
-def cite(method: Annotated[str, typer.Argument(help="The method.")], debug: Debug = False) -> None:
+def cite(method: Annotated[str, typer.Argument(help="The method.")]) -> None:
     """Print the BibTeX entry of a method's paper."""
-    with speaking(debug):
-        from fedgist import methods
+    from fedgist import methods
 
-        citation = methods.find(method).citation.strip()
-        print(citation or f"{method} has no paper of its own")
+    citation = methods.find(method).citation.strip()
+    print(citation or f"{method} has no paper of its own")
 
 
 @data_app.command()
@@ -75,23 +70,19 @@ def export(
     data_dir: DataDir = None,
     format: Annotated[str, flag("format", "npz, idx or pictures (a folder of PNG files a class).", "NAME")] = "npz",
     part: Annotated[str, flag("part", "Only every N-th image from the K-th on, as in 1/3.", "K/N")] = "1/1",
-    debug: Debug = False,
 ) -> None:
     """Write a data set, or a part of it, as files that any machine reads with --data-dir."""
-    with speaking(debug):
-        from fedgist.data import datasets
+    from fedgist.data import datasets
 
-        print(datasets.export(name, directory, data_dir, format, part))
+    print(datasets.export(name, directory, data_dir, format, part))
 
 
 @data_app.command()
 def download(
     name: Annotated[str, typer.Argument(help="The data set.")],
     directory: Annotated[Path, typer.Argument(help="Where to.")],
-    debug: Debug = False,
 ) -> None:
     """Fetch a data set from the network, through torchvision or medmnist, and write it as export does."""
-    with speaking(debug):
-        from fedgist.data import datasets
+    from fedgist.data import datasets
 
-        print(datasets.download(name, directory))
+    print(datasets.download(name, directory))

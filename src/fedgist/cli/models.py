@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.common import Debug, flag, speaking
+from fedgist.cli.common import Commands, flag
 from fedgist.core.errors import FedgistError
 
-app = typer.Typer()
+app = Commands()
 
 Run = Annotated[Path, typer.Argument(help="The folder of a run, or of an exported model.")]
 Client = Annotated[str | None, flag("client", "Whose model, where clients keep their own.", "ID")]
@@ -25,23 +25,21 @@ def predict(
     peak: Annotated[
         float | None, flag("peak", "Value of full intensity; without it, 255 of bytes and 1 of other numbers.", "X")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Class, name and probabilities of every sample; where the files have labels, the accuracy too."""
-    with speaking(debug):
-        from fedgist.experiments import predictions
-        from fedgist.experiments.folder import write_text
+    from fedgist.experiments import predictions
+    from fedgist.experiments.folder import write_text
 
-        if peak is not None and not 0 < peak < math.inf:
-            raise FedgistError(f"--peak must be a number above 0, not {peak:g}")
-        made = predictions.predict(run, files, client, peak)
-        text = predictions.as_text(made, format)
-        if out is None:
-            print(text, end="")
-        else:
-            write_text(out.expanduser(), text)
-        if made.accuracy is not None:
-            typer.echo(f"accuracy  {made.accuracy:.4f} ({made.correct} of {made.judged})", err=out is None)
+    if peak is not None and not 0 < peak < math.inf:
+        raise FedgistError(f"--peak must be a number above 0, not {peak:g}")
+    made = predictions.predict(run, files, client, peak)
+    text = predictions.as_text(made, format)
+    if out is None:
+        print(text, end="")
+    else:
+        write_text(out, text)
+    if made.accuracy is not None:
+        typer.echo(f"accuracy  {made.accuracy:.4f} ({made.correct} of {made.judged})", err=out is None)
 
 
 @app.command()
@@ -53,10 +51,8 @@ def export(
     normalised: Annotated[
         bool, typer.Option("--normalised", help="The exported model takes pixels from 0 to 1 and normalises them.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Write a model in a form that other programs read."""
-    with speaking(debug):
-        from fedgist.experiments import exporting
+    from fedgist.experiments import exporting
 
-        print(exporting.export(run, out.expanduser(), format, client, normalised))
+    print(exporting.export(run, out, format, client, normalised))

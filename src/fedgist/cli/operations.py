@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fedgist.cli.common import Debug, speaking
 from fedgist.cli.federation import Folder, app, federation_app
 
 __all__ = ["app"]  # with these commands beside those that run something
@@ -19,60 +18,54 @@ def roster(
     files: Annotated[
         list[Path] | None, typer.Argument(help="Keys that sites have announced, where no run has brought them here.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Sign a new roster if members or their keys have changed; show who is in it."""
-    with speaking(debug):
-        from fedgist.federation import kits, membership
+    from fedgist.federation import kits, membership
 
-        signed, refused = membership.sign(kits.load(directory), files or [])
-        for line in refused:
-            typer.echo(f"not believed: {line}", err=True)
-        typer.echo(f"roster {signed.number} of {signed.federation}, SHA-256 {signed.digest}")
-        for member in signed.members:
-            known = f"signs with {member.signing.hex()[:16]}…" if member.enrolled else "has not announced its keys yet"
-            typer.echo(f"  {member.name}: certificate {member.certificate.hex()[:16]}…, {known}")
+    signed, refused = membership.sign(kits.load(directory), files or [])
+    for line in refused:
+        typer.echo(f"not believed: {line}", err=True)
+    typer.echo(f"roster {signed.number} of {signed.federation}, SHA-256 {signed.digest}")
+    for member in signed.members:
+        known = f"signs with {member.signing.hex()[:16]}…" if member.enrolled else "has not announced its keys yet"
+        typer.echo(f"  {member.name}: certificate {member.certificate.hex()[:16]}…, {known}")
 
 
 @federation_app.command("add-site")
-def add_site(directory: Folder, names: Names, debug: Debug = False) -> None:
+def add_site(directory: Folder, names: Names) -> None:
     """Make kits for new sites. The others stay as they are, and a running server goes on."""
-    with speaking(debug):
-        from fedgist.federation import kits, membership
+    from fedgist.federation import kits, membership
 
-        grown, signed = membership.add_sites(kits.load(directory), names)
-        for name in names:
-            typer.echo(f"carry {grown.kit(name)} to its site, and start it there; later runs ask it")
-        typer.echo(_passed_on(signed.number))
+    grown, signed = membership.add_sites(kits.load(directory), names)
+    for name in names:
+        typer.echo(f"carry {grown.kit(name)} to its site, and start it there; later runs ask it")
+    typer.echo(_passed_on(signed.number))
 
 
 @federation_app.command()
 def renew(
     directory: Folder,
     names: Annotated[list[str] | None, typer.Argument(help="Sites, or the server; without any, everybody.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Make new certificates. Those of before stay valid until their end: there is time to bring the new ones."""
-    with speaking(debug):
-        from fedgist.federation import kits, membership
+    from fedgist.federation import kits, membership
 
-        written, signed = membership.renew(kits.load(directory), names or [])
-        for path in written:
-            typer.echo(f"new: {path}")
-        typer.echo("carry them into startup/ of each kit that is elsewhere, and start server and sites again")
-        typer.echo(_passed_on(signed.number))
+    written, signed = membership.renew(kits.load(directory), names or [])
+    for path in written:
+        typer.echo(f"new: {path}")
+    typer.echo("carry them into startup/ of each kit that is elsewhere, and start server and sites again")
+    typer.echo(_passed_on(signed.number))
 
 
 @federation_app.command()
-def revoke(directory: Folder, name: Annotated[str, typer.Argument(help="The site.")], debug: Debug = False) -> None:
+def revoke(directory: Folder, name: Annotated[str, typer.Argument(help="The site.")]) -> None:
     """Leave a site out for good: no run asks it, and its certificates are refused, also by a running server."""
-    with speaking(debug):
-        from fedgist.federation import kits, membership, processes
+    from fedgist.federation import kits, membership, processes
 
-        fewer, signed = membership.revoke(kits.load(directory), name)
-        up = processes.in_use(fewer.server_kit)
-        typer.echo(f"site {name} is revoked" + ("; the server, which is running, ends its connection" if up else ""))
-        typer.echo(_passed_on(signed.number))
+    fewer, signed = membership.revoke(kits.load(directory), name)
+    up = processes.in_use(fewer.server_kit)
+    typer.echo(f"site {name} is revoked" + ("; the server, which is running, ends its connection" if up else ""))
+    typer.echo(_passed_on(signed.number))
 
 
 def _passed_on(number: int) -> str:
@@ -80,28 +73,25 @@ def _passed_on(number: int) -> str:
 
 
 @federation_app.command()
-def status(directory: Folder, debug: Debug = False) -> None:
+def status(directory: Folder) -> None:
     """Say who is there, since when, in which run, what went wrong last, and when certificates end."""
-    with speaking(debug):
-        from fedgist.federation import kits
-        from fedgist.federation import status as standing
+    from fedgist.federation import kits
+    from fedgist.federation import status as standing
 
-        for line in standing.describe(kits.load(directory)):
-            typer.echo(line)
+    for line in standing.describe(kits.load(directory)):
+        typer.echo(line)
 
 
 @federation_app.command()
 def attach(
     directory: Folder,
     run: Annotated[str | None, typer.Argument(help="The run, as `status` names it; else the newest.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Show what a detached run says, until it ends; Ctrl-C ends only the showing."""
-    with speaking(debug):
-        from fedgist.federation import kits, records
+    from fedgist.federation import kits, records
 
-        federation = kits.load(directory).path
-        found = records.find(federation, run)
-        records.follow(found.log(federation), lambda: not records.find(federation, found.name).alive, typer.echo)
-        ended = records.find(federation, found.name)
-        raise typer.Exit(0 if ended.state == records.FINISHED else 1)
+    federation = kits.load(directory).path
+    found = records.find(federation, run)
+    records.follow(found.log(federation), lambda: not records.find(federation, found.name).alive, typer.echo)
+    ended = records.find(federation, found.name)
+    raise typer.Exit(0 if ended.state == records.FINISHED else 1)

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,52 +13,46 @@ if TYPE_CHECKING:
     from fedgist.experiments.folder import RunFolder
     from fedgist.experiments.report.result_table import Column
     from fedgist.experiments.report.runs import Group
-    from fedgist.experiments.results import Result
-
 
 WIDTH = 180
 """Of tables of runs side by side, where no terminal says it."""
 
 
-def show_run(results: "Sequence[Result]", folder: Path, as_json: bool, quiet: bool) -> None:
+def show_run(runs: "Sequence[RunFolder]", folder: Path, as_json: bool, quiet: bool) -> None:
     """Writes the report of a run, which may have several seeds, and prints what came out."""
     from fedgist.experiments import comparison
-    from fedgist.experiments.folder import RunFolder
 
     report = write_report(folder, as_json or quiet)
-    (group,) = comparison.groups([[RunFolder(str(result.folder)) for result in results]])
+    (group,) = comparison.groups([runs])
     if as_json:
-        print(json.dumps(_object(results, group, folder)))
+        print(json.dumps(_object(group, folder)))
     else:
-        _summary(results, group, folder, report)
+        _summary(group, folder, report)
 
 
 def side_by_side(
-    groups: "Sequence[tuple[Path, list[Result]]]", out: Path, as_json: bool, quiet: bool, target: float | None = None
+    runs: "Mapping[Path, Sequence[RunFolder]]", out: Path, as_json: bool, quiet: bool, target: float | None = None
 ) -> None:
-    """Shows two tables, on cost and on clients, and one report of several runs."""
+    """Shows two tables, on cost and on clients, and one report of several runs, each with a folder of all its seeds."""
     from fedgist.experiments import comparison
-    from fedgist.experiments.folder import RunFolder
 
-    folders = [[RunFolder(str(result.folder)) for result in results] for _, results in groups]
-    found = comparison.groups(folders)
-    target, standings = comparison.standings(found, target)
-    report = write_report(out, as_json or quiet, [run for runs in folders for run in runs], target)
+    groups = comparison.groups([*runs.values()])
+    target = comparison.target(groups) if target is None else target
+    report = write_report(out, as_json or quiet, [run for seeds in runs.values() for run in seeds], target)
     if as_json:
         objects = [
-            {**_object(results, group, folder), "rounds_to_target": s.rounds_to, "bytes_to_target": s.bytes_to}
-            | {"server_sees": s.server_sees}
-            for (folder, results), group, s in zip(groups, found, standings, strict=True)
+            {**_object(group, folder), "rounds_to_target": rounds, "bytes_to_target": sent}
+            | {"server_sees": group.first.server_sees()}
+            for folder, group in zip(runs, groups, strict=True)
+            for rounds, sent in [_until(group, target)]
         ]
         print(json.dumps({"runs": objects, "target": target, "report": None if report is None else str(report)}))
         return
-    _tables(found, [results for _, results in groups], target, standings)
+    _tables(groups, target)
     print(f"runs in {out}" if report is None else f"report: {report}")
 
 
-def _tables(
-    groups: "Sequence[Group]", results: "Sequence[Sequence[Result]]", target: float, standings: Sequence[Any]
-) -> None:
+def _tables(groups: "Sequence[Group]", target: float) -> None:
     from fedgist.experiments.report import result_table as tables
 
     to = f"to {target:.4f}"
@@ -66,11 +60,13 @@ def _tables(
     table = new_table("method", "model", *counts, numbers_from=2)
     table.columns[1].max_width, table.columns[1].overflow = 24, "fold"
     table.add_column("the server sees", max_width=30)
-    for group, results_of, s in zip(groups, results, standings, strict=True):
-        *accuracies, up, down, seconds = _row(results_of)
+    for group in groups:
+        *accuracies, up, down, seconds = _row(group)
         model, rounds, steps = (tables.shown(group, column) for column in tables.RUN[:3])
-        reached = (_reached(s.rounds_to, "{:.0f}".format), _reached(s.bytes_to, size))
-        table.add_row(tables.name(group), model, rounds, steps, *accuracies, *reached, up, down, seconds, s.server_sees)
+        rounds_to, bytes_to = _until(group, target)
+        reached = (_reached(rounds_to, "{:.0f}".format), _reached(bytes_to, size))
+        sees = group.first.server_sees()
+        table.add_row(tables.name(group), model, rounds, steps, *accuracies, *reached, up, down, seconds, sees)
     draw(table, WIDTH)
     for title, kind in (("scores, %", tables.SCORES), ("clients, %", tables.FAIRNESS)):
         if columns := tables.known(groups, kind):
@@ -110,6 +106,12 @@ def _over_budget(run: Any) -> bool:
     return most != "none" and run.last["bytes_up"] + run.last["bytes_down"] > int(most)
 
 
+def _until(group: "Group", target: float) -> tuple[Sequence[int | None], Sequence[int | None]]:
+    """For each seed the first round that was that accurate, and the bytes until then; None where none was."""
+    rounds, sent = zip(*(run.reached(target) or (None, None) for run in group.runs), strict=True)
+    return rounds, sent
+
+
 def _reached(values: Sequence[float | None], show: Callable[[float], str]) -> str:
     """The mean over the seeds that reached the target, and how many those are where it is not all."""
     there = [value for value in values if value is not None]
@@ -118,13 +120,18 @@ def _reached(values: Sequence[float | None], show: Callable[[float], str]) -> st
     return show(statistics.fmean(there)) + (f" ({len(there)} of {len(values)})" if len(there) < len(values) else "")
 
 
-def _row(results: "Sequence[Result]") -> tuple[str, ...]:
+def _results(group: "Group", name: str) -> list[float]:
+    """What result.json says under a name, for each seed."""
+    return [(run.result or {})[name] for run in group.runs]
+
+
+def _row(group: "Group") -> tuple[str, ...]:
     return (
-        _spread([r.accuracy for r in results]),
-        _spread([r.accuracy_max for r in results]),
-        size(statistics.fmean(r.bytes_up for r in results)),
-        size(statistics.fmean(r.bytes_down for r in results)),
-        f"{statistics.fmean(r.seconds for r in results):.1f}",
+        _spread(_results(group, "accuracy")),
+        _spread(_results(group, "accuracy_max")),
+        size(statistics.fmean(_results(group, "bytes_up"))),
+        size(statistics.fmean(_results(group, "bytes_down"))),
+        f"{statistics.fmean(_results(group, 'seconds')):.1f}",
     )
 
 
@@ -134,41 +141,42 @@ def _spread(values: Sequence[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
-def _object(results: "Sequence[Result]", group: "Group", folder: Path) -> dict[str, Any]:
+def _object(group: "Group", folder: Path) -> dict[str, Any]:
     """What --json prints; with several seeds means, the standard deviation, and the single runs."""
     from fedgist.experiments import fairness
 
     singles: list[dict[str, Any]] = [
         {
-            "method": r.method,
+            "method": group.method,
             "model": run.model,
-            "accuracy": r.accuracy,
+            "accuracy": result["accuracy"],
             "mean_of_client_models": run.mean_of_clients,
-            "bytes_up": r.bytes_up,
-            "bytes_down": r.bytes_down,
-            "seconds": r.seconds,
+            "bytes_up": result["bytes_up"],
+            "bytes_down": result["bytes_down"],
+            "seconds": result["seconds"],
             "rounds": run.effective_rounds,
             "steps": run.steps,
             "scores": {name: run.score(name) for name in ("balanced_accuracy", "auroc", "calibration_error")}
             | {"recall": run.recalls},
             "fairness": fairness.as_json(run.fairness),
-            "run": str(r.folder),
+            "run": str(run.folder.path),
         }
-        for r, run in zip(results, group.runs, strict=True)
+        for run in group.runs
+        for result in [run.result or {}]
     ]
     if len(singles) == 1:
         return singles[0]
     keys = ("accuracy", "bytes_up", "bytes_down", "seconds")
     means = {key: statistics.fmean(single[key] for single in singles) for key in keys}
     spread = statistics.stdev(s["accuracy"] for s in singles)
-    return {"method": results[0].method, **means, "std": spread, "run": str(folder), "runs": singles}
+    return {"method": group.method, **means, "std": spread, "run": str(folder), "runs": singles}
 
 
-def _summary(results: "Sequence[Result]", group: "Group", folder: Path, report: Path | None) -> None:
+def _summary(group: "Group", folder: Path, report: Path | None) -> None:
     from fedgist.experiments.report import result_table as tables
 
-    accuracy, best, up, down, seconds = _row(results)
-    five = _spread([r.accuracy_best5 for r in results])
+    accuracy, best, up, down, seconds = _row(group)
+    five = _spread(_results(group, "accuracy_best5"))
     of = " (mean of the clients' own models)" if group.first.mean_of_clients else ""
     print(f"accuracy  {accuracy}{of} (best {best}, mean of the best five {five})")
     scores = tables.known([group], tables.SCORES)

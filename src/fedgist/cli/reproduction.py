@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedgist.cli.common import DataDir, Debug, Device, Engine, Json, Quiet, draw, flag, note, speaking
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.cli.common import Commands, DataDir, Device, Engine, Json, Quiet, draw, flag, new_table, note
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.words import duration, size
 
 if TYPE_CHECKING:
     from fedgist.experiments.estimates import Estimates
     from fedgist.experiments.presets import Preset
-    from fedgist.experiments.reproduction import Results
-    from fedgist.experiments.workers import Job
+    from fedgist.experiments.reproduction import Job, Results
 
-app = typer.Typer()
+app = Commands()
 
 OUT = Path("runs") / "reproduce"
 PUBLISHED = Path(__file__).parents[3] / "docs" / "results"
@@ -60,62 +59,59 @@ def reproduce(
     results: Annotated[Path | None, flag("results", "Folder of the results; OUT/results without it.", "DIR")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run a table or figure of a paper and show the paper's numbers beside ours; given again, it goes on."""
-    with speaking(debug):
-        from fedgist.experiments import estimates, reproduction
+    from fedgist.experiments import estimates, reproduction
 
-        if scale not in SCALES:
-            raise unknown("scale", scale, SCALES)
-        listed = None if seeds is None else _seeds(seeds)
-        keep = results or out / "results"
-        known = [keep, PUBLISHED]
-        if page is not None:
-            from fedgist.experiments import reproduction_page
+    check_known("scale", scale, SCALES)
+    listed = None if seeds is None else _seeds(seeds)
+    keep = results or out / "results"
+    known = [keep, PUBLISHED]
+    if page is not None:
+        from fedgist.experiments import reproduction_page
 
-            reproduction_page.write(page, PUBLISHED if results is None else results)
-            print(page)
-            return
-        if data:
-            _data(scale, data_dir, as_json)
-            return
-        clock = estimates.Estimates()
-        if preset is None:
-            _all(scale, known, clock, as_json)
-            return
-        whole = reproduction.find(preset, scale)
-        chosen = reproduction.choose(whole, only)
-        for other in add or ():
-            reproduction.add(whole, other, keep)
-        if list_ or show or add:
-            _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
-            return
-        note(_reduced(chosen), as_json or quiet)
-        how = _how(engine, device, data_dir)
-        gpu = str(how["device"]).startswith("cuda")
-        at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
-        wanted = range(chosen.seeds) if listed is None else listed
-        seeds_a_job = _number("together", together) or (len(wanted) if gpu else 1)
-        with reproduction.alone(out):
-            there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
+        reproduction_page.write(page, PUBLISHED if results is None else results)
+        print(page)
+        return
+    if data:
+        _data(scale, data_dir, as_json)
+        return
+    clock = estimates.Estimates()
+    if preset is None:
+        _all(scale, known, clock, as_json)
+        return
+    whole = reproduction.find(preset, scale)
+    chosen = reproduction.choose(whole, only)
+    for other in add or ():
+        reproduction.add(whole, other, keep)
+    if list_ or show or add:
+        _table(chosen, reproduction.load(chosen, known), clock if list_ else None, as_json)
+        return
+    note(_reduced(chosen), as_json or quiet)
+    how = _how(engine, device, data_dir)
+    gpu = str(how["device"]).startswith("cuda")
+    at_once = _number("jobs", jobs) or (1 if gpu else os.cpu_count() or 1)
+    wanted = range(chosen.seeds) if listed is None else listed
+    seeds_a_job = _number("together", together) or (len(wanted) if gpu else 1)
+    with reproduction.alone(out):
+        there, about = reproduction.load(chosen, [keep]), reproduction.about(_command())
+        todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
+        note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
+
+        def save() -> None:
+            if found := reproduction.collect(chosen, wanted, out, about):
+                reproduction.save(whole, found, keep)
+
+        wrong: list[str] = []
+        while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
+            reproduction.carry_over(todo, out)
+            wrong = _run(todo, at_once, finished, save, as_json or quiet)
             todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
-            note(_plan(chosen, todo, finished, None if gpu else clock, at_once), as_json or quiet)
-
-            def save() -> None:
-                if found := reproduction.collect(chosen, wanted, out, about):
-                    reproduction.save(whole, found, keep)
-
-            wrong: list[str] = []
-            while todo and not wrong:  # what is to be finished goes on from what was trained before, or just now
-                reproduction.carry_over(todo, out)
-                wrong = _run(todo, at_once, finished, save, as_json or quiet)
-                todo, finished = reproduction.jobs(chosen, wanted, out, there, how, seeds_a_job)
-        save()
-        found = reproduction.load(chosen, [keep])
-        _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
-        if wrong:
-            raise FedgistError("; ".join(wrong))
+    save()
+    found = reproduction.load(chosen, [keep])
+    _table(chosen, found, None, as_json, reproduction.path_of(whole, keep) if found else None)
+    if wrong:
+        raise FedgistError("; ".join(wrong))
 
 
 def _how(engine: str | None, device: str | None, data_dir: str | None) -> dict[str, Any]:
@@ -164,11 +160,11 @@ def _reduced(preset: "Preset") -> str | None:
 
 def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estimates | None", at_once: int) -> str:
     """What is about to happen, and how long it will take here."""
-    runs = sum(len(job.runs) for job in todo)
+    runs = sum(map(len, todo))
     said = f"{preset.name}: {len(preset.cells)} cells, {runs} runs to make, {finished} finished"
     if clock is None or not todo:
         return said
-    costs = [clock.get(config) for job in todo for config, _ in job.runs]
+    costs = [clock.get(config) for job in todo for config, _ in job]
     if None in costs:
         return f"{said}; no estimate for some of them"
     total = sum(cost for cost in costs if cost is not None)
@@ -178,26 +174,22 @@ def _plan(preset: "Preset", todo: "Sequence[Job]", finished: int, clock: "Estima
 
 def _run(todo: "Sequence[Job]", at_once: int, finished: int, save: Callable[[], None], quiet: bool) -> list[str]:
     """Makes the runs, and saves what is known after each; returns what was wrong with some, each sentence once."""
-    from fedgist.experiments import workers
+    from fedgist.experiments import reproduction
+    from fedgist.experiments.folder import RunFolder, read_json
 
     wrong: dict[str, None] = {}
-    total = finished + sum(len(job.runs) for job in todo)
-    done = finished
-
-    def told(job: "Job", problem: str | None) -> None:
-        nonlocal done
-        if problem is not None:
-            wrong[problem] = None
-            return
-        done += len(job.runs)
-        for config, folder in job.runs:
-            result = json.loads((folder / "result.json").read_text("utf-8"))
-            said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
-            note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
-        save()
-
+    done, total = finished, finished + sum(map(len, todo))
     try:
-        workers.do_all(todo, at_once, told)
+        for job, problem in reproduction.make_all(todo, at_once):
+            if problem:
+                wrong[problem] = None
+                continue
+            done += len(job)
+            for config, folder in job:
+                result = read_json(RunFolder(folder).result)
+                said = f"accuracy {result['accuracy']:.4f}, {result['seconds']:.1f} s"
+                note(f"{done}/{total} {folder.parent.name}, seed {config.seed}: {said}", quiet)
+            save()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {done} of {total} runs are finished; go on with the same command") from None
     return list(wrong)
@@ -208,18 +200,16 @@ def _data(scale: str, data_dir: str | None, as_json: bool) -> None:
     from fedgist.data import inventory
     from fedgist.experiments import reproduction
 
-    lacking = inventory.unreadable(data_dir)
+    there, lacking = inventory.readable(data_dir), inventory.unreadable(data_dir)
     rows: dict[str, dict[str, Any]] = {}
     for name, needed in sorted(reproduction.needs_of_data(scale).items()):
-        here = name in inventory.readable(data_dir)
+        here = name in there
         cells = {preset: len(cells) for preset, cells in needed.items()}
         rows[name] = {"readable": here, "lacks": "" if here else lacking.get(name, "is not there"), "cells": cells}
     if as_json:
         print(json.dumps(rows))
         return
-    from rich.table import Table
-
-    table = Table("data set", "here", "cells", "presets")
+    table = new_table("data set", "here", "cells", "presets")
     for name, row in sorted(rows.items(), key=lambda item: item[1]["readable"]):
         presets = ", ".join(f"{preset} ({count})" for preset, count in row["cells"].items())
         table.add_row(name, "yes" if row["readable"] else row["lacks"], str(sum(row["cells"].values())), presets)
@@ -235,17 +225,12 @@ def _all(scale: str, known: Sequence[Path], clock: "Estimates", as_json: bool) -
     for preset in presets.available(scale).values():
         results = reproduction.load(preset, known)
         verdict = reproduction.judge(preset, results)
-        left = {cell.run: cell for cell in preset.cells if cell.name not in results}
-        costs = [clock.get(cell.config) for cell in left.values()]
-        known_costs = [cost for cost in costs if cost is not None]
-        seconds = preset.seeds * sum(known_costs) if known_costs or not left else None
-        rows.append((preset, verdict, seconds, len(known_costs) < len(costs)))
+        left = reproduction.left(preset, results, lambda cell: clock.get(cell.config))
+        rows.append((preset, verdict, *left))
     if as_json:
         print(json.dumps([_about(*row) for row in rows]))
         return
-    from rich.table import Table
-
-    table = Table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
+    table = new_table("preset", "what", "cells", "run", "state", "seeds", "left, hours of a core")
     for preset, verdict, seconds, more in rows:
         hours = "?" if seconds is None else ("over " if more else "") + f"{seconds / 3600:,.1f}"
         hours = hours if verdict.run < verdict.cells else ""
@@ -279,11 +264,8 @@ def _table(
         cells = {cell.name: _object(cell, results.get(cell.name)) for cell in preset.cells}
         print(json.dumps({"preset": preset.name, "state": verdict.word, "cells": cells, "file": path and str(path)}))
         return
-    from rich.table import Table
-
-    table = Table("cell", "paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    numbers = ("paper", "ours", "difference", "within ±", "bytes up", "bytes down", "seconds", "seeds")
+    table = new_table("cell", *numbers, numbers_from=1)
     if clock is not None:
         table.add_column("a run here", justify="right")
     for cell in preset.cells:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgist.cli.common import (
+    Commands,
     Config,
-    Debug,
     Flags,
     Json,
     Live,
@@ -27,7 +27,6 @@ from fedgist.cli.common import (
     naming,
     note,
     run_flags,
-    speaking,
     warning_once,
 )
 from fedgist.cli.outcome import show_run, side_by_side
@@ -37,9 +36,8 @@ from fedgist.words import bytes_in
 if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
     from fedgist.experiments.folder import RunFolder
-    from fedgist.experiments.results import Result
 
-app = typer.Typer()
+app = Commands()
 
 Target = Annotated[
     str | None, flag("target", "Accuracy that rounds and bytes are counted to; 95 % of the best without it.", "X")
@@ -47,11 +45,13 @@ Target = Annotated[
 Fairness = Annotated[
     bool, typer.Option("--fairness", help="Run `independent` too, and say which clients gain over learning alone.")
 ]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")]
 DEMO = {"clients": 10, "partition": "dirichlet", "alpha": 0.1, "seed": 0}
 
 
 @app.command(cls=WithSet)
 @run_flags()
+@warning_once()
 def run(
     flags: Flags,
     method: Annotated[str | None, typer.Argument(help="The method; left out with --config or --resume.")] = None,
@@ -69,33 +69,32 @@ def run(
         bool, typer.Option("--tensorboard", help="Write metrics for TensorBoard into the run's folder.")
     ] = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run a method.
 
     `fedgist config METHOD` prints every option with its default; --set changes those that have no flag here.
     """
-    with speaking(debug), warning_once():
-        from fedgist.experiments import config as configs
-        from fedgist.experiments import runner
-        from fedgist.experiments.folder import default_folder
+    from fedgist.experiments import config as configs
+    from fedgist.experiments import runner
+    from fedgist.experiments.folder import default_folder
 
-        flags = naming(flags, method)
-        begun = _begun(out).config if resume and not (method or config) else None
-        layers = configs.base_layers("fedgist run fedavg", flags, config, begun)
-        resolved = configs.resolve(*layers, configs.assignments(set or []), flags, profile=profile)
-        if reduced := configs.profile_note(resolved.method, profile):
-            note(f"profile {profile}, where no option says otherwise: {reduced}", as_json or quiet)
-        folder = out or default_folder(runner.prepare(resolved))
-        group = folder if resolved.seeds > 1 else None
-        with _live(folder, live, port):
-            alone = _alone(resolved, folder, as_json or quiet) if fairness else None
-            results = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite, alone)
-        show_run(results, folder, as_json, quiet)
+    flags = naming(flags, method)
+    begun = _begun(out).config if resume and not (method or config) else None
+    layers = configs.base_layers("fedgist run fedavg", flags, config, begun)
+    resolved = configs.resolve(*layers, configs.assignments(set or []), flags, profile=profile)
+    if reduced := configs.profile_note(resolved.method, profile):
+        note(f"profile {profile}, where no option says otherwise: {reduced}", as_json or quiet)
+    folder = out or default_folder(runner.prepare(resolved))
+    group = folder if resolved.seeds > 1 else None
+    with _live(folder, live, port):
+        alone = _alone(resolved, folder, as_json or quiet) if fairness else None
+        runs = _run_seeds(resolved, folder, resume, as_json or quiet, group, tensorboard, overwrite, alone)
+    show_run(runs, folder, as_json, quiet)
 
 
 @app.command(cls=WithSet)
 @run_flags()
+@warning_once()
 def compare(
     methods: Annotated[list[str], typer.Argument(help="The methods, in the order of the table.")],
     flags: Flags,
@@ -114,100 +113,91 @@ def compare(
     live: Live = False,
     port: Port = None,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Run several methods on the same partition, model, initial weights and seeds, and show them side by side.
 
     Without --profile each method runs with its small profile; what that reduces is said first.
     """
-    with speaking(debug), warning_once():
-        from fedgist.experiments import comparison
-        from fedgist.experiments import config as configs
-        from fedgist.experiments.fairness import ALONE
+    from fedgist.experiments import comparison
+    from fedgist.experiments import config as configs
+    from fedgist.experiments.fairness import ALONE
 
-        own, layer = configs.load_several(config) if config else ({}, {})
-        layer = {**layer, **configs.assignments(set or []), **flags}
-        goal, spent = None if target is None else _fraction(target), {} if budget is None else _budget(budget)
-        if fairness and ALONE not in methods:
-            methods = [*methods, ALONE]
-        resolved, notes = comparison.compare(methods, {**layer, **spent}, profile, own)
-        if "max_bytes" in spent:
-            notes.append(
-                "a method stops before a round that, as dear as its dearest so far, would exceed the budget; the "
-                "first is always made, and no method makes more rounds than its profile or --rounds says"
-            )
-        note("\n".join(notes), as_json or quiet)
-        out = out or _free("compare")
-        with _live(out, live, port):
-            groups = _run_all(resolved, out, resume, as_json or quiet, overwrite)
-        side_by_side(groups, out, as_json, quiet, goal)
+    own, layer = configs.load_several(config) if config else ({}, {})
+    layer = {**layer, **configs.assignments(set or []), **flags}
+    goal, spent = None if target is None else _fraction(target), {} if budget is None else _budget(budget)
+    if fairness and ALONE not in methods:
+        methods = [*methods, ALONE]
+    resolved, notes = comparison.compare(methods, {**layer, **spent}, profile, own)
+    if "max_bytes" in spent:
+        notes.append(
+            "a method stops before a round that, as dear as its dearest so far, would exceed the budget; the "
+            "first is always made, and no method makes more rounds than its profile or --rounds says"
+        )
+    note("\n".join(notes), as_json or quiet)
+    out = out or _free("compare")
+    with _live(out, live, port):
+        runs = _run_all(resolved, out, resume, as_json or quiet, overwrite)
+    side_by_side(runs, out, as_json, quiet, goal)
 
 
 @app.command()
+@warning_once()
 def demo(
     only: Annotated[str | None, flag("only", "Only these methods, as in fedavg,fedprox.", "METHODS")] = None,
     out: Out = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """The methods side by side on real digits: 10 clients, Dirichlet 0.1."""
-    with speaking(debug), warning_once():
-        from fedgist.experiments import comparison
+    from fedgist.experiments import comparison
 
-        chosen = [name.strip() for name in only.split(",")] if only else None
-        resolved, notes = comparison.demo(chosen, DEMO)
-        note("\n".join(notes), as_json)
-        out = out or _free("demo")
-        side_by_side(_run_all(resolved, out, resume, as_json or quiet), out, as_json, quiet)
+    chosen = [name.strip() for name in only.split(",")] if only else None
+    resolved, notes = comparison.demo(chosen, DEMO)
+    note("\n".join(notes), as_json)
+    out = out or _free("demo")
+    side_by_side(_run_all(resolved, out, resume, as_json or quiet), out, as_json, quiet)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    runs: Runs,
     out: Annotated[Path | None, flag("out", "The page; report.html in the first folder without it.", "FILE")] = None,
     target: Target = None,
     single_file: Annotated[
         bool, typer.Option("--single-file", help="With all that it needs inside: 5 MB more.")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Write the HTML report of runs."""
-    with speaking(debug):
-        from fedgist.experiments import folder
-        from fedgist.experiments import report as reports
+    from fedgist.experiments import folder
+    from fedgist.experiments import report as reports
 
-        if out is not None and out.suffix.lower() in (".csv", ".tex", ".md"):
-            form = out.suffix.lower().removeprefix(".")
-            named = " ".join(shlex.quote(str(path)) for path in runs)
-            raise FedgistError(
-                f"a report is a page, {out} would be a table: fedgist table {named} --format {form} > {out}"
-            )
-        found = [run for path in runs for run in folder.run_folders(path)]
-        goal = None if target is None else _fraction(target)
-        print(reports.write(found, out or runs[0] / "report.html", goal, single_file))
+    if out is not None and out.suffix.lower() in (".csv", ".tex", ".md"):
+        form = out.suffix.lower().removeprefix(".")
+        named = " ".join(shlex.quote(str(path)) for path in runs)
+        raise FedgistError(f"a report is a page, {out} would be a table: fedgist table {named} --format {form} > {out}")
+    found = [run for path in runs for run in folder.run_folders(path)]
+    goal = None if target is None else _fraction(target)
+    print(reports.write(found, out or runs[0] / "report.html", goal, single_file))
 
 
 @app.command()
 def table(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or folders that hold them.")],
+    runs: Runs,
     form: Annotated[str, flag("format", "md, csv or tex.", "NAME")] = "md",
     out: Annotated[Path | None, flag("out", "File to write to; without it, standard output.", "FILE")] = None,
-    debug: Debug = False,
 ) -> None:
     """Print a table of runs, a row for each configuration, with means and deviations over its seeds."""
-    with speaking(debug):
-        from fedgist.experiments import folder
-        from fedgist.experiments.report import result_table
-        from fedgist.experiments.report.runs import grouped, read
+    from fedgist.experiments import folder
+    from fedgist.experiments.report import result_table
+    from fedgist.experiments.report.runs import grouped, read
 
-        found = [read(run) for path in runs for run in folder.run_folders(path)]
-        text = result_table.write(grouped(found), form)
-        if out is None:
-            print(text, end="")
-        else:
-            folder.write_text(out, text)
+    found = [read(run) for path in runs for run in folder.run_folders(path)]
+    text = result_table.write(grouped(found), form)
+    if out is None:
+        print(text, end="")
+    else:
+        folder.write_text(out, text)
 
 
 def _begun(out: Path | None) -> "RunFolder":
@@ -252,58 +242,51 @@ def _run_seeds(
     tensorboard: bool = False,
     overwrite: bool = False,
     alone: "Sequence[RunFolder | None] | None" = None,
-) -> "list[Result]":
-    """The runs of a configuration; `group` is the folder of all runs of this command, where there are several.
+) -> "list[RunFolder]":
+    """Makes the runs of a configuration; `group` is the folder of all runs of this command, where there are several.
 
     `alone` are the runs of `independent` with the same seeds, where there are any.
     """
     from fedgist.experiments import runner
-    from fedgist.experiments.folder import each_seed
+    from fedgist.experiments.folder import RunFolder, each_seed
     from fedgist.experiments.progress import Several, choose
     from fedgist.experiments.tensorboard import TensorBoard
 
-    runs = each_seed(config, out)
-    listeners = [
-        Several(choose(quiet), TensorBoard(path / "tensorboard")) if tensorboard else choose(quiet) for _, path in runs
-    ]
+    runs = [(one, RunFolder(path)) for one, path in each_seed(config, out)]
     try:
-        return [
-            runner.run(one, path, resume=resume, progress=listener, overwrite=overwrite, alone=beside)
-            for (one, path), listener, beside in zip(runs, listeners, alone or [None] * len(runs), strict=True)
-        ]
+        for (one, folder), beside in zip(runs, alone or [None] * len(runs), strict=True):
+            shown = choose(quiet)
+            told = Several(shown, TensorBoard(folder.tensorboard)) if tensorboard else shown
+            runner.run(one, folder.path, resume=resume, progress=told, overwrite=overwrite, alone=beside)
     except runner.Interrupted as stop:
         if group is None:
             raise
         where = f"--resume --out {shlex.quote(str(group))}"
         raise runner.Interrupted(f"{stop.kept} of {config.method}", f"the same command and {where}") from None
+    return [folder for _, folder in runs]
 
 
 def _alone(config: "RunConfig", out: Path, quiet: bool) -> "list[RunFolder]":
     """Runs `independent` on the ground of a run, in a folder beside it that is found again by its name."""
     from fedgist.experiments import fairness, runner
-    from fedgist.experiments.folder import RunFolder, each_seed, run_name
+    from fedgist.experiments.folder import run_name
 
     alone = fairness.alone(config)
     folder = out.parent / run_name(runner.prepare(alone))
-    _run_seeds(alone, folder, resume=True, quiet=quiet, group=folder)
-    return [RunFolder(path) for _, path in each_seed(alone, folder)]
+    return _run_seeds(alone, folder, resume=True, quiet=quiet, group=folder)
 
 
 def _run_all(
     configs: "Sequence[RunConfig]", out: Path, resume: bool, quiet: bool, overwrite: bool = False
-) -> "list[tuple[Path, list[Result]]]":
+) -> "dict[Path, list[RunFolder]]":
     """Runs the configurations one after the other, each in its own folder; first the one that others look back to."""
     from fedgist.experiments.fairness import ALONE
-    from fedgist.experiments.folder import RunFolder, each_seed
 
-    done: dict[str, list[Result]] = {}
-    alone = None
+    done: dict[Path, list[RunFolder]] = {}
     for config in sorted(configs, key=lambda config: config.method != ALONE):
-        folder = out / config.method
-        done[config.method] = _run_seeds(config, folder, resume, quiet, out, overwrite=overwrite, alone=alone)
-        if config.method == ALONE:
-            alone = [RunFolder(path) for _, path in each_seed(config, folder)]
-    return [(out / config.method, done[config.method]) for config in configs]
+        alone = done.get(out / ALONE)
+        done[out / config.method] = _run_seeds(config, out / config.method, resume, quiet, out, False, overwrite, alone)
+    return {out / config.method: done[out / config.method] for config in configs}
 
 
 def _budget(text: str) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedgist.cli.common import (
+    Commands,
     Config,
-    Debug,
     Flags,
     Json,
     Profile,
@@ -22,7 +22,6 @@ from fedgist.cli.common import (
     new_table,
     note,
     run_flags,
-    speaking,
     warning_once,
 )
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from fedgist.experiments.config import RunConfig
     from fedgist.experiments.tuning import Trial
 
-app = typer.Typer()
+app = Commands()
 
 Values = Annotated[
     list[str] | None, flag("set", "An option, with the values to try, as in lr=0.01,0.1; repeatable.", "KEY=A,B")
@@ -39,6 +38,7 @@ Values = Annotated[
 
 @app.command(cls=WithSet)
 @run_flags()
+@warning_once()
 def tune(
     methods: Annotated[list[str], typer.Argument(help="The methods, each of which is tuned by itself.")],
     flags: Flags,
@@ -52,42 +52,40 @@ def tune(
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Try settings on samples that are held out from the clients, never on the test set, and keep the best.
 
     A trial that was made before is not made again. `fedgist compare METHODS --config FILE` then uses what was chosen.
     """
-    with speaking(debug), warning_once():
-        from fedgist.experiments import comparison, runner, tuning
-        from fedgist.experiments import config as configs
-        from fedgist.experiments.folder import write_text
+    from fedgist.experiments import comparison, runner, tuning
+    from fedgist.experiments import config as configs
+    from fedgist.experiments.folder import write_text
 
-        tried, fixed = tuning.choices(methods, set or [])
-        tuning.check(methods, tried)
-        own, common = configs.load_several(config) if config else ({}, {})
-        layer = {"validation": tuning.VALIDATION, "eval_every": 0, **common, **fixed, **flags}
-        seed = int(layer.get("seed", 0))
-        grids = {name: tuning.settings(name, tried, budget, seed) for name in methods}
-        whole, notes = comparison.compare(methods, layer, profile, own)
-        private = any(one.epsilon is not None for one in whole)
-        notes += [f"the choice is {tuning.UNCHARGED}"] if private else []
-        sizes = {name: len(grid) for name, grid in grids.items()}
-        if len({*sizes.values()}) > 1:
-            said = ", ".join(f"{name} {count}" for name, count in sizes.items())
-            notes.append(f"settings to try: {said}; --budget {min(sizes.values())} makes them equally many")
-        note("\n".join(notes), as_json or quiet)
-        trials = []
-        for name, grid in grids.items():
-            for setting in grid:
-                layers = {**own, name: {**own.get(name, {}), **setting}}
-                resolved, _ = comparison.compare(methods, layer, profile, layers)
-                one = next(found for found in resolved if found.method == name)
-                accuracies = _try(runner.prepare(one), out, as_json or quiet)
-                trials.append(tuning.Trial(name, setting, accuracies))
-        chosen = write or out / "chosen.toml"
-        write_text(chosen, tuning.chosen_toml(trials, shlex.join(["fedgist", *sys.argv[1:]]), private))
-        _show(trials, chosen, as_json)
+    tried, fixed = tuning.choices(methods, set or [])
+    tuning.check(methods, tried)
+    own, common = configs.load_several(config) if config else ({}, {})
+    layer = {"validation": tuning.VALIDATION, "eval_every": 0, **common, **fixed, **flags}
+    seed = int(layer.get("seed", 0))
+    grids = {name: tuning.settings(name, tried, budget, seed) for name in methods}
+    whole, notes = comparison.compare(methods, layer, profile, own)
+    private = any(one.epsilon is not None for one in whole)
+    notes += [f"the choice is {tuning.UNCHARGED}"] if private else []
+    sizes = {name: len(grid) for name, grid in grids.items()}
+    if len({*sizes.values()}) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        notes.append(f"settings to try: {said}; --budget {min(sizes.values())} makes them equally many")
+    note("\n".join(notes), as_json or quiet)
+    trials = []
+    for name, grid in grids.items():
+        for setting in grid:
+            layers = {**own, name: {**own.get(name, {}), **setting}}
+            resolved, _ = comparison.compare(methods, layer, profile, layers)
+            one = next(found for found in resolved if found.method == name)
+            accuracies = _try(runner.prepare(one), out, as_json or quiet)
+            trials.append(tuning.Trial(name, setting, accuracies))
+    chosen = write or out / "chosen.toml"
+    write_text(chosen, tuning.chosen_toml(trials, shlex.join(["fedgist", *sys.argv[1:]]), private))
+    _show(trials, chosen, as_json)
 
 
 def _try(config: "RunConfig", out: Path, quiet: bool) -> list[float]:

@@ -1,7 +1,8 @@
 """Errors that a user can act on: one sentence that says what is wrong, where, and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedgistError(ValueError):
@@ -10,6 +11,21 @@ class FedgistError(ValueError):
 
 class MixedModels(FedgistError):
     """Models that cannot learn together; who knows which site runs which adds their names."""
+
+
+@contextmanager
+def extra(line: str, kind: type[FedgistError] = FedgistError) -> Iterator[None]:
+    """Around the import of what is no requirement: where it is not installed, this line says so."""
+    try:
+        yield
+    except ImportError:
+        raise kind(line) from None
+
+
+def check_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that is none of those that are known."""
+    if name not in known:
+        raise unknown(kind, name, known)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FedgistError:

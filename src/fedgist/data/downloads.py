@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, extra
 from fedgist.data.cards import CARDS
 from fedgist.data.files import Images, check_forms, checked
 from fedgist.data.formats import emnist, single_labels
@@ -25,8 +25,7 @@ MEDMNIST = (
 
 def fetch(name: str) -> tuple[Images, Images]:
     """The train and the test split of a named data set, from the network."""
-    if name not in (*TORCHVISION, *EMNIST, *MEDMNIST):
-        raise unknown("data set to download", name, (*TORCHVISION, *EMNIST, *MEDMNIST))
+    check_known("data set to download", name, (*TORCHVISION, *EMNIST, *MEDMNIST))
     library = _library("medmnist" if name in MEDMNIST else "torchvision.datasets", name)
     with tempfile.TemporaryDirectory() as root:
         train, test = (_split(library, name, split, root) for split in ("train", "test"))
@@ -34,11 +33,9 @@ def fetch(name: str) -> tuple[Images, Images]:
 
 
 def _library(module: str, name: str) -> ModuleType:
-    try:
+    package = module.partition(".")[0]
+    with extra(f"downloading {name} needs {package}: pip install {package}"):
         return importlib.import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise FedgistError(f"downloading {name} needs {package}: pip install {package}") from None
 
 
 def _split(library: Any, name: str, split: str, root: str) -> Images:

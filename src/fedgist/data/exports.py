@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, extra
 from fedgist.data import tables
 from fedgist.data.files import IDX_PREFIXES, Images, write_npz
 
 
 def write(folder: Path, train: Images, test: Images, form: str = "npz") -> None:
     """Writes both splits into a folder."""
-    if form not in FORMS:
-        raise unknown("format", form, FORMS)
+    check_known("format", form, FORMS)
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
     for split, images in (("train", train), ("test", test)):
         FORMS[form](folder, split, images, classes)
@@ -48,10 +47,8 @@ def _write_idx(folder: Path, split: str, images: Images, classes: int) -> None:
 
 def _write_pictures(folder: Path, split: str, images: Images, classes: int) -> None:
     """A folder for every class, also where there are no images of it: folders are numbered by those that are there."""
-    try:
+    with extra("image files need Pillow: pip install 'fedgist[images]'"):
         from PIL import Image
-    except ImportError:
-        raise FedgistError("image files need Pillow: pip install 'fedgist[images]'") from None
     if images.pixels.dtype != np.uint8:
         raise FedgistError("this data set has no pictures; choose npz or csv")
     width = len(str(classes - 1))  # zero-padded: in the order of their names

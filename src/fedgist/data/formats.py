@@ -105,8 +105,7 @@ def single_labels(where: str, labels: np.ndarray) -> np.ndarray:
 FORMATS = (
     _find_npz_or_idx,
     tables.find,
-    cifar.find_python,
-    cifar.find_binary,
+    cifar.find,
     _find_emnist,
     _find_medmnist,
     pictures.find_leaf,

@@ -5,14 +5,13 @@ the options that a user may set. To add a kind, write the function and name it i
 each sample is from instead of its label, and `stratified-thesis` the labels of the test set, too.
 """
 
-import math
 import random
 from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.rng import Rng
 from fedgist.options import keywords
 
@@ -32,21 +31,10 @@ def split(
     """The sorted indices of each client's samples; no sample has two owners, and a client may have none.
 
     `groups` says who each sample is from, where that is known; only the kind `group` looks at it. `tested` are the
-    labels of the test set; only the kind `stratified-thesis` looks at them.
+    labels of the test set; only the kind `stratified-thesis` looks at them. `given` are options of the kind, whose
+    ranges the configuration of a run declares.
     """
-    if kind not in KINDS:
-        raise unknown("partition", kind, KINDS)
-    for name, value in given.items():
-        if name not in options(kind):
-            if not options(kind):
-                raise FedgistError(f"partition {kind!r} has no options, so {name!r} cannot be set")
-            raise unknown(f"option of partition {kind!r}", name, options(kind))
-        _check_option(name, value)
-    if clients < 1:
-        raise FedgistError(f"a partition needs at least 1 client, not {clients}")
-    held = _as_array(labels)
-    if held.ndim != 1 or len(held) == 0:
-        raise FedgistError(f"a partition needs a list of at least 1 label, not an array of shape {held.shape}")
+    cut, held = _of_kind(kind), _as_array(labels)
     if kind == "group":
         if groups is None:
             raise FedgistError(
@@ -54,7 +42,7 @@ def split(
             )
         held = _as_array(groups)
     beside = [held if tested is None else _as_array(tested)] if kind == "stratified-thesis" else []
-    parts = [np.sort(part) for part in KINDS[kind](held, clients, rng, *beside, **given)]
+    parts = [np.sort(part) for part in cut(held, clients, rng, *beside, **given)]
     if not any(map(len, parts)):
         raise FedgistError(f"partition {kind!r} of {len(held)} samples leaves every client empty; use more data")
     return parts
@@ -62,9 +50,12 @@ def split(
 
 def options(kind: str) -> dict[str, float]:
     """The options that a kind takes, with their defaults."""
-    if kind not in KINDS:
-        raise unknown("partition", kind, KINDS)
-    return keywords(KINDS[kind])
+    return keywords(_of_kind(kind))
+
+
+def _of_kind(name: str) -> Callable[..., Parts]:
+    check_known("partition", name, KINDS)
+    return KINDS[name]
 
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
@@ -209,16 +200,6 @@ KINDS: dict[str, Callable[..., Parts]] = {
     "quantity": quantity,
     "group": group,
 }
-
-
-def _check_option(name: str, value: float) -> None:
-    if name == "alpha" and not (math.isfinite(value) and value > 0):
-        raise FedgistError(f"alpha must be a positive number, not {value}")
-    if name == "ratio" and not 0 < value <= 1:
-        raise FedgistError(f"ratio must be above 0 and at most 1, not {value}")
-    least = {"min_size": 0, "shards_per_client": 1}.get(name)
-    if least is not None and (value != int(value) or value < least):
-        raise FedgistError(f"{name} must be a whole number of at least {least}, not {value}")
 
 
 def _as_array(labels: Tensor | np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, extra
 from fedgist.data.files import Images, Reader, check_forms, checked, naming_file
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -51,10 +51,8 @@ def _read_classes(folder: Path) -> tuple[Images, Images]:
 
 def read_pictures(paths: Sequence[Path], side: int | None = None) -> np.ndarray:
     """Pictures of one size (or made side × side) as uint8: grey if all are, else colour."""
-    try:
+    with extra("image files need Pillow: pip install 'fedgist[images]'"):
         from PIL import Image
-    except ImportError:
-        raise FedgistError("image files need Pillow: pip install 'fedgist[images]'") from None
     size: tuple[int, int] | None = None
     modes = set()
     for path in paths:

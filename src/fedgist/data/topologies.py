@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, unknown
 from fedgist.core.rng import Rng
 
 Graph = dict[str, tuple[str, ...]]
@@ -63,8 +63,7 @@ def read(path: Path) -> list[tuple[str, str]]:
 def build(text: str, ids: Sequence[str], rng: Rng) -> Graph:
     """The graph that a text such as `ring`, `regular:4` or `links:0-1+1-2` describes."""
     kind, _, detail = text.partition(":")
-    if kind not in KINDS:
-        raise unknown("topology", kind, KINDS)
+    check_known("topology", kind, KINDS)
     if kind == "file":
         return given(ids, read(Path(detail)))
     if kind == "links":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import State
 from fedgist.core.message import schema_of
 from fedgist.core.method import Method
@@ -36,8 +36,7 @@ class Attackers:
 def read(text: str) -> Attackers:
     """What `--adversary` says."""
     kind, _, rest = text.partition(":")
-    if kind not in KINDS:
-        raise unknown("kind of bad client", kind, KINDS)
+    check_known("kind of bad client", kind, KINDS)
     count, _, strength = rest.partition(":strength=")
     try:
         found = Attackers(kind, int(count or 1), float(strength or STRENGTH.get(kind, 1.0)))
@@ -51,8 +50,7 @@ def read(text: str) -> Attackers:
 def read_defence(text: str) -> tuple[str, float]:
     """What `--defence` says: the way, and the norm that clients clip to themselves, if any."""
     way, _, norm = text.partition(":norm=")
-    if way not in WAYS:
-        raise unknown("defence", way, WAYS)
+    check_known("defence", way, WAYS)
     try:
         bound = float(norm or 0)
     except ValueError:

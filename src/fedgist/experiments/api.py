@@ -114,7 +114,7 @@ def loaded(run: Result | str | Path, client: str | None, module: nn.Module | Non
     folders = run_folders(path)
     if folders[0].path != path:
         raise FedgistError(f"{path} holds {len(folders)} runs: name one of them, as {folders[0].path}")
-    config = configs.resolve(configs.load(folders[0].config))
+    config = folders[0].configuration()
     if config.partition == OWN != config.dataset:
         raise FedgistError(f"{path} has no model of the server; sites keep theirs: `fedgist site export` there")
     how = "make it again in another folder" if folders[0].finished else f"finish it with --resume --out {path}"

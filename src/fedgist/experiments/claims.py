@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 
 ENOUGH = 3
 """Seeds from which on there is an interval."""
@@ -93,8 +93,7 @@ def read(preset: str, given: str | Mapping[str, Any], rows: Collection[str], col
     """A claim as a preset states it; whatever it speaks of must be there."""
     told: Mapping[str, Any] = {"that": given} if isinstance(given, str) else given
     for key in told:
-        if key not in KEYS:
-            raise unknown(f"key of a claim of preset {preset}", key, KEYS)
+        check_known(f"key of a claim of preset {preset}", key, KEYS)
     text = told.get("that", "")
     sign = next((sign for sign in (" > ", " < ") if sign in text), None)
     if sign is None:

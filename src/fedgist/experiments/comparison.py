@@ -1,12 +1,11 @@
-"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and how the methods stand."""
+"""Several methods on the same ground: what `fedgist compare` and `fedgist demo` run, and what came of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from fedgist import methods
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.data import datasets
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
@@ -60,8 +59,7 @@ def same_ground(
         raise FedgistError(f"a method is named twice: {', '.join(names)}")
     own, shared = {name: method_options(name) for name in names}, options(RunConfig)
     for key in layer:
-        if key not in shared and not any(key in known for known in own.values()):
-            raise unknown("option", key, [*shared, *(key for known in own.values() for key in known)])
+        check_known("option", key, {*shared, *(name for known in own.values() for name in known)})
     ground: dict[str, Any] = {}
     notes = []
     wanted = {name: configs.profile_of(name, profiles[name]) for name in names}
@@ -84,8 +82,7 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
     """The demo profiles of the methods that have one, on real digits and with one model, and lines that say so."""
     able = [name for name in methods.available() if "demo" in methods.find(name).profiles]
     for name in only or ():
-        if name not in able:
-            raise unknown("method with a demo", name, able)
+        check_known("method with a demo", name, able)
     dataset, notes = "mnist5k", [f"model {MODEL['model']} for all methods"]
     try:
         datasets.load(dataset)
@@ -96,17 +93,6 @@ def demo(only: Sequence[str] | None, ground: Mapping[str, Any]) -> tuple[list[Ru
     return same_ground(names, {**MODEL, **ground, "dataset": dataset}, dict.fromkeys(names, "demo"))[0], notes
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How a method did, over the seeds of a comparison."""
-
-    rounds_to: list[int | None]
-    """The first round after which the target was reached; None where it never was."""
-    bytes_to: list[int | None]
-    """Bytes up and down until then."""
-    server_sees: str
-
-
 def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
     """The runs of each method together, which know of each other how clients did alone."""
     found = iter(beside_alone([read(folder) for group in folders for folder in group]))
@@ -114,12 +100,6 @@ def groups(folders: Sequence[Sequence[RunFolder]]) -> list[Group]:
     return [Group(str(of[0].config["method"]), of) for of in runs]
 
 
-def standings(groups: Sequence[Group], target: float | None = None) -> tuple[float, list[Standing]]:
-    """The target accuracy, and each method's standing."""
-    if target is None:
-        target = usual_target(groups) or SHARE_OF_BEST * groups[0].curve[-1][2]
-    found = []
-    for group in groups:
-        rounds, sent = zip(*(run.reached(target) or (None, None) for run in group.runs), strict=True)
-        found.append(Standing(list(rounds), list(sent), group.first.server_sees()))
-    return target, found
+def target(groups: Sequence[Group]) -> float:
+    """The accuracy that rounds and bytes are counted to where nobody names one."""
+    return usual_target(groups) or SHARE_OF_BEST * groups[0].accuracy

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, unknown
 from fedgist.options import ALL, Role, build, option, options, toml
 
 OWN = "own"  # the name of data and models that a Python caller brings
@@ -192,12 +192,12 @@ def resolve(*layers: Mapping[str, Any], profile: str | None = None) -> RunConfig
     flat = {key: value for layer in layers for key, value in layer.items()}
     name = str(flat.get("method", RunConfig.method))
     own, run = method_options(name), options(RunConfig)
-    now = {option.formerly: key for key, option in {**own, **run}.items() if option.formerly}
+    known = {**own, **run}
+    now = {option.formerly: key for key, option in known.items() if option.formerly}
     given = {now.get(key, key): value for layer in layers for key, value in layer.items()}
     flat = {**profile_of(name, profile), **given}
     for key in flat:
-        if key not in own and key not in run:
-            raise unknown("option", key, [*own, *run])
+        check_known("option", key, known)
     config = build(RunConfig, {key: value for key, value in flat.items() if key in run})
     own_config: Any = build(methods.find(name).Config, {key: value for key, value in flat.items() if key in own})
     config = dataclasses.replace(config, options=own_config)
@@ -214,8 +214,7 @@ def profile_of(method: str, profile: str | None) -> dict[str, Any]:
         return {}
     if not profiles:
         raise FedgistError(f"{method} has no profiles: leave out --profile {profile}")
-    if profile not in profiles:
-        raise unknown(f"profile of {method}", profile, profiles)
+    check_known(f"profile of {method}", profile, profiles)
     return {key: value for key, value in profiles[profile].items() if key != "note"}
 
 

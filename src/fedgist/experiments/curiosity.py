@@ -4,7 +4,6 @@ The attacks get the transcript and what is public, and half of the test set for 
 what nobody holds. The clients' data are rebuilt from the run's configuration, for the judge alone.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +12,15 @@ from typing import Any
 
 import torch
 
-from fedgist import methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
 from fedgist.experiments import config as configs
 from fedgist.experiments.folder import RunFolder, read_json, write_json
-from fedgist.experiments.leakage import picture, same_inputs
+from fedgist.experiments.leakage import picture, recorded
 from fedgist.privacy.attacks import ATTACKS, Judge, Known, NothingToSee, Score
 from fedgist.privacy.transcript import LEVELS, Transcript
 
@@ -68,8 +66,7 @@ def attack_all(
 ) -> list[Outcome]:
     """The attacks of these names on a recorded run, at each level."""
     for name in names:
-        if name not in ATTACKS:
-            raise unknown("attack", name, ATTACKS)
+        check_known("attack", name, ATTACKS)
     return attacked(*opened(folder, seed, effort, device), names, levels)
 
 
@@ -87,9 +84,7 @@ def attacked(
 
 def opened(folder: RunFolder, seed: int, effort: int, device: str = "cpu") -> tuple[Transcript, Known, Judge]:
     """A run's transcript, what is public of it, and who knows the truth; all of it lies on the device."""
-    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device=device)
-    inputs = same_inputs(folder, config)
-    method = methods.find(config.method)(config.options, inputs.task)
+    _, inputs, method = recorded(folder, device)
     saved, w = folder.last_checkpoint(), None
     if saved is not None and (state := saved["engine"]["states"].get(SERVER)) is not None:
         w = tree.to(method.weights(state), device)
@@ -133,6 +128,12 @@ def read(folder: RunFolder) -> list[dict[str, Any]]:
     """What attacks found earlier; nothing where none was tried."""
     path = folder.artifacts / "attacks" / "attacks.json"
     return read_json(path) if path.is_file() else []
+
+
+def from_what(row: Mapping[str, Any]) -> str:
+    """What of the transcript a row's attack looked at; of one that tells members from others, how well it does."""
+    rate = row.get("tpr at 1 % fpr")
+    return str(row["seen"]) + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
 
 
 # Positive controls: what every attack must find, or its silence means nothing

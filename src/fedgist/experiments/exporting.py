@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known, extra
 from fedgist.experiments import trained
 from fedgist.experiments.api import loaded
 from fedgist.storage import replacing
@@ -19,8 +19,7 @@ ANY_NUMBER = ({0: torch.export.Dim("samples")},)
 
 def export(run: Path, out: Path, form: str, client: str | None = None, normalised: bool = False) -> Path:
     """Writes the model of a run, or of a client of it; with `normalised` it takes pixels from 0 to 1."""
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    check_known("format", form, FORMATS)
     module, about = loaded(run, client)
     if form == "safetensors":
         if normalised:
@@ -47,11 +46,9 @@ def _to_torchscript(module: nn.Module, example: Tensor, path: Path) -> None:
 
 
 def _to_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
-    try:
+    with extra("ONNX needs two more packages: pip install 'fedgist[export]'"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError:
-        raise FedgistError("ONNX needs two more packages: pip install 'fedgist[export]'") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it misses torchvision, which no model here needs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -50,7 +50,7 @@ def begin(run: RunFolder, out: Path, changes: Mapping[str, Any]) -> RunConfig:
     """A copy of a finished run, changed so that going on with it makes its finish alone; nothing is trained again."""
     if not run.finished:
         raise FedgistError(f"{run.path} holds no finished run: finish it with --resume --out {run.path} --finish gist")
-    before = configs.resolve(configs.load(run.config))
+    before = run.configuration()
     if OWN in (before.dataset, before.model):
         raise FedgistError(
             f"{run.path} has data or a model of your own: call fedgist.run again, with finish and resume"

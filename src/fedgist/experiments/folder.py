@@ -60,6 +60,10 @@ class RunFolder:
     def finished(self) -> bool:
         return self.result.is_file()
 
+    def configuration(self) -> RunConfig:
+        """That of its run."""
+        return configs.resolve(configs.load(self.config))
+
     def check_free(self, resume: bool) -> None:
         """Refuses a folder that has a run already, unless that is to go on."""
         if self.started and not resume:

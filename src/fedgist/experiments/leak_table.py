@@ -6,26 +6,20 @@ numbers are kept in one file, run by run, so that a cut loses little.
 """
 
 import dataclasses
-import multiprocessing
-import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedgist import engines, methods
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.message import Content, schema_of
 from fedgist.core.method import who_sees_what
 from fedgist.dp.accountant import MissingLibrary
 from fedgist.experiments import config as configs
-from fedgist.experiments import curiosity, provenance, runner
+from fedgist.experiments import curiosity, provenance, runner, workers
 from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.reproduction import about
@@ -47,7 +41,7 @@ class Cell:
     setting: Mapping[str, Any]
     """What was chosen for the row, or is tried."""
     effort: int
-    pictures: Path | None
+    pictures: str | None
     trial: bool = False
 
     def __str__(self) -> str:
@@ -58,8 +52,7 @@ def rows_of(dataset: str) -> dict[str, dict[str, Any]]:
     """What is compared on a data set: the options of every row."""
     file = configs.read(TABLES)
     known = [name for name in file if name not in ("options", "rows")]
-    if dataset not in known:
-        raise unknown("leak table", dataset, known)
+    check_known("leak table", dataset, known)
     own = file[dataset]
     ground = {**file["options"], **own.get("options", {}), "dataset": dataset}
     return {name: {**ground, **row, **own.get("rows", {}).get(name, {})} for name, row in file["rows"].items()}
@@ -102,8 +95,7 @@ def make(
     rows = rows_of(dataset)
     names = list(rows) if names is None else list(names)
     for name in names:
-        if name not in rows:
-            raise unknown("row", name, rows)
+        check_known("row", name, rows)
     device = str(engines.find_device(str(given.get("device", "auto"))))
     table: dict[str, Any] = read_json(out) if out.is_file() else {"rows": {}}
     trials = table.setdefault("trials", {})
@@ -130,7 +122,9 @@ def make(
         if "broken" not in found:
             trials.setdefault(cell.name, {})[told(cell.setting)] = found.get("accuracy")
     todo = [
-        Cell(name, seed, {**rows[name], **given, "seed": seed}, best, effort, pictures)
+        Cell(
+            name, seed, {**rows[name], **given, "seed": seed}, best, effort, None if pictures is None else str(pictures)
+        )
         for seed in seeds
         for name in dear_first
         for best in [chosen(rows[name], trials.get(name, {}))]
@@ -148,24 +142,16 @@ def make(
 
 def _done(todo: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Any], float]]:
     """All cells, `jobs` at a time, as they end."""
-    if jobs == 1:
-        yield from map(_timed, todo)
-        return
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        cells = {pool.submit(_timed, cell): cell for cell in todo}
-        for future in as_completed(cells):
-            try:
-                yield future.result()
-            except BrokenProcessPool as error:  # a process was killed: what ended before is kept
-                yield cells[future], {"broken": str(error)}, 0.0
+    for place, made in workers.each(timed, [dataclasses.asdict(cell) for cell in todo], jobs):
+        found, seconds = made or ({"broken": workers.DIED}, 0.0)
+        yield todo[place], found, seconds
 
 
-def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
+def timed(given: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """What came of a cell, and the seconds that it took."""
     start = time.perf_counter()
     try:
-        found = one(cell)
+        found = one(Cell(**given))
     except MissingLibrary as lacking:  # of this machine, and no refusal of the method's
         found = {"broken": str(lacking)}
     except FedgistError as refused:
@@ -173,7 +159,7 @@ def _timed(cell: Cell) -> tuple[Cell, dict[str, Any], float]:
     except Exception as error:  # one run must not take all others with it
         traceback.print_exc()
         found = {"broken": f"{type(error).__name__}: {error}"}
-    return cell, found, time.perf_counter() - start
+    return found, time.perf_counter() - start
 
 
 def one(cell: Cell) -> dict[str, Any]:
@@ -192,7 +178,7 @@ def one(cell: Cell) -> dict[str, Any]:
         outcomes = curiosity.attacked(transcript, known, judge, levels=_levels(config))
         shown = [f"{reply}.{field}" for _, reply, field, summed in who_sees_what(transcript.method) if not summed]
         if cell.pictures is not None:
-            curiosity.draw(outcomes, cell.pictures, f"{cell.name}-{cell.seed}-")
+            curiosity.draw(outcomes, Path(cell.pictures), f"{cell.name}-{cell.seed}-")
         last = folder.rows()[-1]
     return {
         "accuracy": result.accuracy,

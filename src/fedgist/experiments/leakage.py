@@ -16,16 +16,18 @@ from torch import Tensor
 
 from fedgist import methods
 from fedgist.core import tree
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import SERVER
 from fedgist.core.message import schema_of
+from fedgist.core.method import Method
 from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import gpu_arithmetic
-from fedgist.experiments import config as configs
 from fedgist.experiments import inputs as sources
 from fedgist.experiments import standardisation
+from fedgist.experiments.config import OWN, RunConfig, is_own
 from fedgist.experiments.folder import RunFolder, read_json, write_json
+from fedgist.experiments.inputs import Inputs
 from fedgist.families.local_training import LocalOptions, trainer
 from fedgist.options import only_images
 from fedgist.privacy import similarity
@@ -65,12 +67,9 @@ def invert(
     """Inverts the update of one client in one round; `view` says whether the attacker repeats its local steps, `images`
     how many it looks for, where that is not how many there are.
     """
-    config = dataclasses.replace(configs.resolve(configs.load(folder.config)), device="cpu")
-    inputs = same_inputs(folder, config)
+    config, inputs, method = recorded(folder, "cpu")
     client = min(inputs.sites) if client is None else client
-    if client not in inputs.sites:
-        raise unknown("client", client, inputs.sites)
-    method = methods.find(config.method)(config.options, inputs.task)
+    check_known("client", client, inputs.sites)
     transcript = Transcript(folder.transcript, method)
     seen = update_of(transcript, client, round)
     if not isinstance(config.options, LocalOptions):
@@ -177,16 +176,18 @@ def picture(rows: list[Tensor], path: Path, most: int = 16) -> list[Path]:
     return [path]
 
 
-def same_inputs(folder: RunFolder, config: Any) -> sources.Inputs:
-    """The data that a recorded run had, by its configuration."""
+def recorded(folder: RunFolder, device: str) -> tuple[RunConfig, Inputs, Method]:
+    """A recorded run once more: its configuration, the data that it had, and its method."""
+    config = dataclasses.replace(folder.configuration(), device=device)
     if not folder.transcript.is_dir():
         raise FedgistError(f"{folder.path} has no transcript; run again with --record all")
-    if config.dataset == configs.OWN or configs.is_own(config.model):
+    if config.dataset == OWN or is_own(config.model):
         raise FedgistError(f"{folder.path} ran on data or a model of a Python caller, which the folder does not hold")
     inputs = sources.from_dataset(config)
     if inputs.sha256 != read_json(folder.partition)["sha256"]:
         raise FedgistError(f"the data set {config.dataset} is another than when {folder.path} was run")
-    return standardisation.recalled(config, inputs, folder)
+    inputs = standardisation.recalled(config, inputs, folder)
+    return config, inputs, methods.find(config.method)(config.options, inputs.task)
 
 
 def _numbered(plan: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:

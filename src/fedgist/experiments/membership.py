@@ -17,7 +17,6 @@ from fedgist.core.errors import FedgistError
 from fedgist.core.federation import SERVER
 from fedgist.core.rng import Rng
 from fedgist.data.client_data import ClientData
-from fedgist.experiments import config as configs
 from fedgist.experiments import finishing, results, standardisation, trained
 from fedgist.experiments import inputs as sources
 from fedgist.experiments.config import OWN, RunConfig
@@ -91,7 +90,7 @@ def known(run: RunFolder) -> tuple[RunConfig, results.Result, Sums]:
     """A finished run, and the sums that its model is made of; or why nobody can be added to it."""
     if not run.finished:
         raise FedgistError(f"{run.path} holds no finished run")
-    config = configs.resolve(configs.load(run.config))
+    config = run.configuration()
     given = config.options
     if config.method != "gist":
         raise FedgistError(f"{run.path} is a run of {config.method}: only the model of gist is made of sums")

@@ -1,9 +1,6 @@
 """MODEL_CARD.md of a run: what its models are, what they were made of, and what is not promised about them."""
 
-import functools
-import subprocess
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import fedgist
@@ -35,6 +32,8 @@ def text(
 ) -> str:
     """The card; `method` is what `provenance.about` says of it, `promise` what holds of its privacy, if anything."""
     abouts = [one.about for one in made.values()]
+    commit = provenance.commit("--dirty", "--abbrev=40")
+    program = f"fedgist {fedgist.__version__}" + (f", commit {commit}" if commit else "")
     parts = [
         f"# Model card: {config.method} on {config.dataset}",
         "\n".join(["| model | architecture | accuracy | measured on |", "|---|---|---|---|", *map(_row, abouts)]),
@@ -44,7 +43,7 @@ def text(
         f"## Method\n\n{method['summary']}\n\n```bibtex\n{method['citation'] or 'no paper'}\n```",
         f"## Who saw what\n\n{_seen(method['sees'], method['replies'])}",
         f"## Privacy\n\n{PRIVACY if promise is None else PROMISED.format(promise)}\n\n{_protection(method)}",
-        f"## How it was made\n\nfedgist {fedgist.__version__}{_commit()}, seed {config.seed}; `config.toml` in this "
+        f"## How it was made\n\n{program}, seed {config.seed}; `config.toml` in this "
         "folder has every option, `env.json` the machine and `ledger.csv` every message.",
         f"## How to use it\n\n{_use(made)}",
     ]
@@ -109,19 +108,3 @@ def _use(made: Mapping[str, Trained]) -> str:
         f'```python\nimport fedgist\n\nmodel = fedgist.load("FOLDER"{client}, normalised=True)\n```\n\n'
         f"    fedgist predict FOLDER test.npz{flag}\n    fedgist export FOLDER --format onnx{flag} --out model.onnx"
     )
-
-
-@functools.cache
-def _commit() -> str:
-    """The commit of the source that runs, where it lies in a repository that knows it."""
-    here = Path(provenance.__file__)
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", here.name)  # else the repository may be that of somebody who installed it
-        return f", commit {git('describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')}"
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments.config import OWN
 
 Pair = tuple[Tensor, Tensor]
@@ -96,26 +96,20 @@ def architectures(model: Any, clients: Sequence[str] | None) -> tuple[list[str],
     if isinstance(model, Mapping):
         if clients is None:
             raise FedgistError("model by clients' names needs data by clients' names; give a list of models")
-        if strangers := model.keys() ^ set(clients):
-            lacking = min(strangers) not in model
-            raise (
-                FedgistError(f"model has none for the client {min(strangers)!r}")
-                if lacking
-                else unknown("client with a model", min(strangers), clients)
-            )
+        for name in model:
+            check_known("client with a model", name, clients)
+        if lacking := set(clients) - model.keys():
+            raise FedgistError(f"model has none for the client {min(lacking)!r}")
         model = [model[name] for name in clients]
     one = not isinstance(model, Sequence) or isinstance(model, str)
     chosen = [model] if one else list(model)
-    modules: list[nn.Module] = []
-    specs = []
+    if not chosen:
+        raise FedgistError("model is an empty list")
+    names: dict[int, str] = {}  # of modules by their ids: one that several clients have has one name
     for each in chosen:
         if not isinstance(each, str | nn.Module):
             raise FedgistError(f"model must be a module or the name of a model, not {type(each).__name__}")
-        if isinstance(each, nn.Module) and not any(each is known for known in modules):
-            modules.append(each)
-        place = next((i for i, known in enumerate(modules) if known is each), 0)
-        specs.append(each if isinstance(each, str) else OWN if one else f"{OWN}{place + 1}")
-    if not specs:
-        raise FedgistError("model is an empty list")
-    named = {OWN if one else f"{OWN}{i + 1}": module for i, module in enumerate(modules)}
-    return specs, named
+        if isinstance(each, nn.Module):
+            names.setdefault(id(each), OWN if one else f"{OWN}{len(names) + 1}")
+    modules = {names[id(each)]: each for each in chosen if isinstance(each, nn.Module)}
+    return [each if isinstance(each, str) else names[id(each)] for each in chosen], modules

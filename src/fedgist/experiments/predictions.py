@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.data import samples
 from fedgist.experiments import trained
 from fedgist.experiments.api import loaded
@@ -28,6 +28,8 @@ class Predictions:
     about: About
     names: list[str]
     probabilities: Tensor
+    labels: list[int]
+    """The likeliest classes."""
     truths: list[int | None]
     correct: int
     judged: int
@@ -42,7 +44,7 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     module, about = loaded(run, client)
     module = trained.normalising(module, about)
     form = about.input_shape, peak, about.columns, about.class_names
-    read = [samples.read(path.expanduser(), *form) for path in files]
+    read = [samples.read(path, *form) for path in files]
     for path, one in zip(files, read, strict=True):
         if one.y is not None and (last := int(one.y.max())) >= about.classes:
             raise FedgistError(f"{path}: there is a label {last}, but the model knows 0 to {about.classes - 1}")
@@ -56,26 +58,24 @@ def predict(run: Path, files: Sequence[Path], client: str | None = None, peak: f
     with torch.no_grad():
         scores = torch.cat([module(part) for one in read for part in one.x.split(BATCH["cpu"])])
     truths = [truth for one in read for truth in (one.y.tolist() if one.y is not None else [None] * len(one.x))]
-    said = scores.argmax(1).tolist()
-    correct = sum(label == truth for label, truth in zip(said, truths, strict=True))
+    names, labels = [name for one in read for name in one.names], scores.argmax(1).tolist()
+    correct = sum(label == truth for label, truth in zip(labels, truths, strict=True))
     judged = sum(truth is not None for truth in truths)
-    return Predictions(about, [name for one in read for name in one.names], scores.softmax(1), truths, correct, judged)
+    return Predictions(about, names, scores.softmax(1), labels, truths, correct, judged)
 
 
 def rows(made: Predictions) -> list[dict[str, Any]]:
     """One for each sample."""
     names = made.about.class_names or tuple(map(str, range(made.about.classes)))
     found = []
-    for name, odds, truth in zip(made.names, made.probabilities.tolist(), made.truths, strict=True):
-        label = max(range(len(odds)), key=odds.__getitem__)
+    for name, odds, label, truth in zip(made.names, made.probabilities.tolist(), made.labels, made.truths, strict=True):
         known = {} if truth is None else {"truth": truth}
         found.append({"sample": name, "label": label, "class": names[label], **known, "probabilities": odds})
     return found
 
 
 def as_text(made: Predictions, form: str) -> str:
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    check_known("format", form, FORMATS)
     if form == "json":
         return json.dumps({"accuracy": made.accuracy, "predictions": rows(made)}, ensure_ascii=False) + "\n"
     text = io.StringIO()

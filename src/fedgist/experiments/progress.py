@@ -8,17 +8,10 @@ from fedgist.words import duration, size
 
 
 class Progress(Protocol):
-    """Told of a run's beginning, of each finished round, and of its end, whatever ended it."""
+    """Told of a run's beginning, of each finished round, and of its end, whatever ended it.
 
-    def start(self, title: str, done: int, rounds: int) -> None: ...
-
-    def round(self, row: dict[str, Any]) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class Silent:
-    """Says nothing."""
+    A class that says nothing to one of them leaves it out.
+    """
 
     def start(self, title: str, done: int, rounds: int) -> None:
         return None
@@ -28,6 +21,10 @@ class Silent:
 
     def stop(self) -> None:
         return None
+
+
+class Silent(Progress):
+    """Says nothing."""
 
 
 class Several:
@@ -49,7 +46,7 @@ class Several:
             listener.stop()
 
 
-class Lines:
+class Lines(Progress):
     """One plain line a round."""
 
     def start(self, title: str, done: int, rounds: int) -> None:
@@ -61,9 +58,6 @@ class Lines:
         rate = (time.perf_counter() - self.clock) / (self.done - self.first)
         left = duration(rate * (self.rounds - self.done))
         print(f"{self.title}: round {self.done}/{self.rounds}, {standing(row)}, {left} left", file=sys.stderr)
-
-    def stop(self) -> None:
-        return None
 
 
 class Bar:

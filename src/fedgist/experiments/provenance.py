@@ -3,6 +3,7 @@
 import inspect
 import os
 import platform
+import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +52,22 @@ def about(method: Method, finish: Method | None = None) -> dict[str, Any]:
     return {**about, "sha256": storage.file_digest(source(type(method))), "sees": sees, "replies": says}
 
 
+@cache
+def commit(*how: str) -> str | None:
+    """The commit of the source that runs, in the words of `git describe`; None where no repository knows it."""
+    here = Path(__file__)
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # else the repository may be that of somebody who installed it
+        return git("describe", "--always", "--exclude=*", *how)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def source(method: type[Method[Any]]) -> Path:
     """The method's file."""
     return Path(inspect.getfile(method))
@@ -59,7 +76,7 @@ def source(method: type[Method[Any]]) -> Path:
 def check_again(folder: RunFolder, config: RunConfig, resume: bool) -> None:
     """Whether a run may go on in a folder that has one already; one that is to have more rounds is open again."""
     folder.check_free(resume)
-    before = configs.resolve(configs.load(folder.config))
+    before = folder.configuration()
     if changed := configs.differences(before, config):
         changes = "; ".join(changed)
         raise FedgistError(

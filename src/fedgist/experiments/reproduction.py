@@ -9,22 +9,21 @@ import dataclasses
 import fcntl
 import json
 import statistics
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fedgist
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments import config as configs
-from fedgist.experiments import finishing, presets
+from fedgist.experiments import finishing, presets, provenance, runner, workers
 from fedgist.experiments.claims import FAILS, HOLDS, NOISE, SEEN, UNSEEN, Claim, Outcome, outcomes
+from fedgist.experiments.config import RunConfig
 from fedgist.experiments.folder import RunFolder, read_json, write_json
 from fedgist.experiments.presets import Cell, Preset
 from fedgist.experiments.results import best_five
-from fedgist.experiments.workers import Job
 
 T = TypeVar("T")
 
@@ -95,6 +94,8 @@ class Found:
 SIZES = ("bytes_up", "bytes_down", "seconds")
 CURVED = ("last", "best", "best5")
 """The kinds of number of which a result keeps the curve by round."""
+Job = tuple[tuple[RunConfig, Path], ...]
+"""Runs of one configuration with different seeds, each with its folder."""
 Results = dict[str, Found]
 """By the name of the cell."""
 
@@ -129,8 +130,7 @@ class Verdict:
 
 def find(name: str, scale: str = "full") -> Preset:
     known = presets.available(scale)
-    if name not in known:
-        raise unknown("preset", name, known)
+    check_known("preset", name, known)
     return known[name]
 
 
@@ -197,7 +197,7 @@ def jobs(
     for cell, lacking in todo.values():
         for first in range(0, len(lacking), together):
             some = sorted(lacking)[first : first + together]
-            made.append(Job(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some)))
+            made.append(tuple((_config(cell, seed, how), folder_of(cell, seed, out).path) for seed in some))
     return made, len(asked - missing)
 
 
@@ -209,11 +209,28 @@ def unfinished(cell: Cell) -> Cell:
 
 def carry_over(todo: Iterable[Job], out: Path) -> None:
     """Gives those runs that are to be finished what was trained without a finish."""
-    for config, folder in (run for job in todo for run in job.runs):
+    for config, folder in (run for job in todo for run in job):
         if config.finish is not None and not RunFolder(folder).started:
             trained = out / presets.run_of(dataclasses.replace(config, finish=None)) / folder.name
             told = {name: value for name, value in configs.flat(config).items() if value != "auto"}
             finishing.begin(RunFolder(trained), folder, told)  # what was left to the machine stays as it chose
+
+
+def make_all(todo: Sequence[Job], at_once: int) -> Iterator[tuple[Job, str]]:
+    """Makes the runs of all jobs; each with what was wrong with it, if anything, as it ends."""
+    told = [[{"config": configs.flat(config), "folder": str(folder)} for config, folder in job] for job in todo]
+    with closing(workers.each(make, told, at_once)) as ended:
+        for place, wrong in ended:
+            yield todo[place], workers.DIED if wrong is None else wrong
+
+
+def make(told: Sequence[Mapping[str, Any]]) -> str:
+    """Makes the runs of a job together; returns what was wrong, if it is something the user can mend."""
+    try:
+        runner.run_together([(configs.resolve(run["config"]), Path(run["folder"])) for run in told])
+    except FedgistError as error:
+        return str(error)
+    return ""
 
 
 def _config(cell: Cell, seed: int, how: Mapping[str, Any]) -> Any:
@@ -236,10 +253,10 @@ def collect(preset: Preset, seeds: Sequence[int], out: Path, about: Mapping[str,
             rival = folder_of(by_name[cell.against], seed, out) if cell.against else None
             if not folder.finished or (rival is not None and not rival.finished):
                 continue
-            result = read_json(folder.result)
+            result, rows = read_json(folder.result), folder.rows()
             sizes[str(seed)] = [result[key] for key in SIZES]
-            numbers[str(seed)] = taken(cell, folder.rows(), result, rival.rows() if rival else None)
-            curves[str(seed)] = curve(cell, folder.rows())
+            numbers[str(seed)] = taken(cell, rows, result, rival.rows() if rival else None)
+            curves[str(seed)] = curve(cell, rows)
             machine = read_json(folder.environment)
         if numbers:
             made = ({**about, "machine": machine, "seeds": list(numbers)},)
@@ -290,6 +307,14 @@ def judge(preset: Preset, results: Results) -> Verdict:
     stand = {claim: outcomes(claim, numbers, columns) for claim in preset.claims}
     good = sum(bool(within(cell, results[cell.name])) for cell in judged)
     return Verdict(len(preset.cells), len(ran), len(judged), good, stand)
+
+
+def left(preset: Preset, results: Results, cost: Callable[[Cell], float | None]) -> tuple[float | None, bool]:
+    """What all seeds of the cells that have not run cost, and whether of some that is not known; None where of none."""
+    lacking = {cell.run: cell for cell in preset.cells if cell.name not in results}
+    costs = [cost(cell) for cell in lacking.values()]
+    known = [one for one in costs if one is not None]
+    return preset.seeds * sum(known) if known or not lacking else None, len(known) < len(costs)
 
 
 def within(cell: Cell, found: Found) -> bool | None:
@@ -377,22 +402,4 @@ def add(preset: Preset, theirs: Path, folder: Path) -> None:
 
 def about(command: str) -> dict[str, Any]:
     """What a published number must name, beside its seeds and its machine."""
-    return {"command": command, "version": fedgist.__version__, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this code runs from, with a plus where something in it was changed."""
-    root = Path(fedgist.__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return said.stdout.strip() or None
+    return {"command": command, "version": fedgist.__version__, "commit": provenance.commit("--dirty=+")}

@@ -142,15 +142,11 @@ def _glance(paper: str, found: list[tuple[Preset, Results, Verdict]], seconds: d
 
 
 def _hours(preset: Preset, results: Results, seconds: dict[str, float | None]) -> str:
-    left = {cell.run: cell for cell in preset.cells if cell.name not in results}
-    costs = [seconds.get(cell.run) for cell in left.values()]
-    known = [cost for cost in costs if cost is not None]
-    if not left:
-        return ""
-    if not known:
+    left, more = reproduction.left(preset, results, lambda cell: seconds.get(cell.run))
+    if left is None:
         return "?"
-    hours = preset.seeds * sum(known) / 3600
-    return ("over " if len(known) < len(costs) else "") + (f"{hours:.1f}" if hours < 100 else f"{hours:,.0f}")
+    hours = left / 3600
+    return ("over " if more else "") + (f"{hours:.1f}" if hours < 100 else f"{hours:,.0f}") if left else ""
 
 
 def _anchor(preset: Preset) -> str:

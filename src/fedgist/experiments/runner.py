@@ -69,7 +69,7 @@ def prepare(config: RunConfig, begun: RunFolder | None = None) -> RunConfig:
     engines.check_name(config.engine, ("auto", *engines.NAMES))
     engine = config.engine
     if engine == "auto":
-        kept = begun is not None and begun.started and configs.resolve(configs.load(begun.config)).engine
+        kept = begun is not None and begun.started and begun.configuration().engine
         engine = kept or fitting_engine(config)
     topology = config.topology and topologies.settled(config.topology)
     return privacy.planned(dataclasses.replace(config, device=str(device), engine=engine, topology=topology))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.federation import cohort
 from fedgist.core.method import Method, who_sees_what
 from fedgist.engines import schemes
@@ -40,8 +40,7 @@ class Security:
 def read(text: str) -> Security:
     """What `--secure` says."""
     way, given = model_spec(text)
-    if way not in WAYS:
-        raise unknown("way to secure sums", way, WAYS)
+    check_known("way to secure sums", way, WAYS)
     kinds = {"group": int, "bits": int, "step": int, **({"by": str} if way == "helper" else {"trips": int})}
     for key, value in given.items():
         if type(value) is not kinds.get(key):

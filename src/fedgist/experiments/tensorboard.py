@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import extra
 
 
 class TensorBoard:
@@ -11,10 +11,8 @@ class TensorBoard:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        try:
+        with extra("--tensorboard needs tensorboard: pip install 'fedgist[tensorboard]'"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise FedgistError("--tensorboard needs tensorboard: pip install 'fedgist[tensorboard]'") from None
         self.make: Any = SummaryWriter
 
     def start(self, title: str, done: int, rounds: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.core.rng import Rng
 from fedgist.experiments import config as configs
 from fedgist.experiments.config import RunConfig, method_options
@@ -99,8 +99,7 @@ def check(names: Sequence[str], tried: Mapping[str, Sequence[str]]) -> None:
     """Refuses options that no method has, and those that a search must not change."""
     own = {key for name in names for key in method_options(name)}
     for key in tried:
-        if key not in own and key not in options(RunConfig):
-            raise unknown("option", key, [*options(RunConfig), *own])
+        check_known("option", key, own | options(RunConfig).keys())
         if key in ("method", "seed", "seeds", "validation", "dataset"):
             raise FedgistError(f"{key} is no setting of a method: give one value of it")
     if not tried:

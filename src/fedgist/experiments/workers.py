@@ -1,8 +1,9 @@
-"""Runs in processes of their own, several at a time. A worker ends at once when whoever started it does.
+"""Work in processes of their own, several at a time. A worker ends at once when whoever started it does.
 
-The two sides speak lines of JSON: down a job (runs of one configuration, to be made together), up what became of it.
+The two sides speak lines of JSON: down what there is to do, up what came of it.
 """
 
+import importlib
 import json
 import os
 import queue
@@ -10,82 +11,61 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from fedgist.core.errors import FedgistError
-from fedgist.experiments import config as configs
-from fedgist.experiments.config import RunConfig
+DIED = "a process that makes runs has died; go on with the same command, and a smaller --jobs if memory is short"
 
-Told = Callable[["Job", str | None], None]
-"""What is told of each job that has ended: the job, and what was wrong, if anything."""
-
-ENDED = "a process that makes runs has died; go on with the same command, and a smaller --jobs if memory is short"
+News = queue.SimpleQueue[tuple[int, Any] | None]
 
 
-@dataclass(frozen=True)
-class Job:
-    """Runs of one configuration with different seeds, each with its folder."""
+def each(function: Callable[[Any], Any], given: Sequence[Any], count: int) -> Generator[tuple[int, Any], None, None]:
+    """What a function makes of each of these, with its place, as it ends; `count` at a time.
 
-    runs: tuple[tuple[RunConfig, Path], ...]
-
-
-def do(job: Job) -> str | None:
-    """The job, here and now; returns what was wrong, if it is something the user can mend."""
-    from fedgist.experiments import runner
-
-    try:
-        runner.run_together(job.runs)
-    except FedgistError as error:
-        return str(error)
-    return None
-
-
-def do_all(jobs: Sequence[Job], count: int, told: Told) -> None:
-    """All jobs, `count` at a time; one at a time needs no other process."""
+    The function is one of a module; it takes and gives what JSON can say, and not None: that is what comes of those
+    whose worker died. One at a time needs no other process.
+    """
     if count == 1:
-        for job in jobs:
-            told(job, do(job))
+        yield from enumerate(map(function, given))
         return
-    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
-        todo.put(job)
-    done: queue.SimpleQueue[tuple[Job, str | None] | None] = queue.SimpleQueue()
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for place in range(len(given)):
+        todo.put(place)
+    done: News = queue.SimpleQueue()
     threads = max(1, (os.cpu_count() or 1) // count)
-    workers = [_start(threads) for _ in range(min(count, len(jobs)))]
+    workers = [_start(function, threads) for _ in range(min(count, len(given)))]
     try:
         for worker in workers:
-            threading.Thread(target=_feed, args=(worker, todo, done), daemon=True).start()
+            threading.Thread(target=_feed, args=(worker, given, todo, done), daemon=True).start()
         idle = 0
         while idle < len(workers):
             if (news := done.get()) is None:
                 idle += 1
             else:
-                told(*news)
-        while not todo.empty():  # nobody is left to make these
-            told(todo.get(), ENDED)
+                yield news
+        while not todo.empty():  # nobody is left to do these
+            yield todo.get(), None
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
 
 
-def _start(threads: int) -> "subprocess.Popen[str]":
+def _start(function: Callable[[Any], Any], threads: int) -> "subprocess.Popen[str]":
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-c", "from fedgist.experiments import workers; workers.work()"]
+    work = f"workers.work({function.__module__!r}, {function.__qualname__!r})"
+    command = [sys.executable, "-c", f"from fedgist.experiments import workers; {work}"]
     return subprocess.Popen(command, env=environment, **pipes)
 
 
-def _feed(worker: "subprocess.Popen[str]", todo: "queue.SimpleQueue[Job]", done: "queue.SimpleQueue[Any]") -> None:
-    """Hands one job after the other to a worker; None says that nothing more will come of it."""
+def _feed(worker: "subprocess.Popen[str]", given: Sequence[Any], todo: "queue.SimpleQueue[int]", done: News) -> None:
+    """Hands one after the other to a worker; None says that nothing more will come of it."""
     try:
         while True:
-            job = todo.get_nowait()
-            answer = _ask(worker, job)
-            done.put((job, json.loads(answer) if answer else ENDED))
+            place = todo.get_nowait()
+            answer = _ask(worker, given[place])
+            done.put((place, json.loads(answer) if answer else None))
             if not answer:
                 break
     except queue.Empty:
@@ -94,12 +74,11 @@ def _feed(worker: "subprocess.Popen[str]", todo: "queue.SimpleQueue[Job]", done:
         done.put(None)
 
 
-def _ask(worker: "subprocess.Popen[str]", job: Job) -> str:
-    """A worker's answer to a job; empty when the worker has ended, or ends meanwhile."""
+def _ask(worker: "subprocess.Popen[str]", one: Any) -> str:
+    """A worker's answer; empty when the worker has ended, or ends meanwhile."""
     assert worker.stdin is not None and worker.stdout is not None
-    lines = [{"config": configs.flat(config), "folder": str(folder)} for config, folder in job.runs]
     try:
-        worker.stdin.write(json.dumps(lines) + "\n")
+        worker.stdin.write(json.dumps(one) + "\n")
         worker.stdin.flush()
         answer = worker.stdout.readline()
         return answer if answer.endswith("\n") else ""  # half a line: it died while it spoke
@@ -107,8 +86,8 @@ def _ask(worker: "subprocess.Popen[str]", job: Job) -> str:
         return ""
 
 
-def work() -> None:
-    """A worker: jobs come on standard input, and its end is the worker's, whatever it is doing."""
+def work(module: str, function: str) -> None:
+    """A worker: what there is to do comes on standard input, whose end is the worker's, whatever it is doing."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -116,15 +95,15 @@ def work() -> None:
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     answers, sys.stdout = sys.stdout, sys.stderr  # nothing but answers goes up
     try:
+        do = getattr(importlib.import_module(module), function)
         while True:
-            runs = json.loads(lines.get())
-            job = Job(tuple((configs.resolve(run["config"]), Path(run["folder"])) for run in runs))
+            one = json.loads(lines.get())
             try:
-                wrong = do(job)
+                answer = do(one)
             except Exception as error:
                 traceback.print_exc()
-                wrong = f"internal error, please report it ({type(error).__name__}: {error})"
-            answers.write(json.dumps(wrong) + "\n")
+                answer = f"internal error, please report it ({type(error).__name__}: {error})"
+            answers.write(json.dumps(answer) + "\n")
             answers.flush()
     except KeyboardInterrupt:  # Ctrl-C reaches all processes; what was kept is on disk
         os._exit(130)

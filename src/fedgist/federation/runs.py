@@ -93,7 +93,7 @@ def run(
             return Attendance(back, membership.expelled())
 
         if resume and known.folder.started:  # the server's state may hold a part for each architecture: they stay
-            chosen = configs.resolve(configs.load(known.folder.config)).architectures
+            chosen = known.folder.configuration().architectures
         else:
             chosen = _architectures(known, found, patience)
         final = configs.resolve({**configs.flat(known.config), "architectures": chosen})

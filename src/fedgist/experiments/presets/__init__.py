@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments import config as configs
 from fedgist.experiments.claims import Claim
 from fedgist.experiments.claims import read as read_claim
@@ -130,8 +130,7 @@ def _read(path: Path, scale: str) -> Iterator[Preset]:
 
 def _preset(name: str, table: Mapping[str, Any], file: Mapping[str, Any], scale: str) -> Preset:
     for key in table:
-        if key not in PRESET_KEYS:
-            raise unknown(f"key of preset {name}", key, PRESET_KEYS)
+        check_known(f"key of preset {name}", key, PRESET_KEYS)
     parts = table.get("part") or [{key: table[key] for key in ("rows", "columns", "values") if key in table}]
     common = {**file.get("options", {}), **table.get("options", {})}
     small = {} if table.get("small") == {} else {**file.get("small", {}), **table.get("small", {})}
@@ -174,8 +173,7 @@ def _cells(name: str, part: Mapping[str, Any], common: Mapping[str, Any], tolera
             # A column of its own kind of number (take, until) is about the column, whatever the row says.
             given |= {key: of_column[key] for key in JUDGED if key in of_column}
             judged = {key: given.pop(key) for key in JUDGED}
-            if judged["take"] not in TAKES:
-                raise unknown(f"take of preset {name}", judged["take"], TAKES)
+            check_known(f"take of preset {name}", judged["take"], TAKES)
             paper, spread = _printed(values[row][i]) if row in values else (None, None)
             allowed = None if tolerance is None or paper is None else max(tolerance, spread or 0.0)
             if judged["take"] == "efficiency" and allowed is not None and paper is not None:
@@ -194,8 +192,7 @@ def _known(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given:
         if key not in own and key not in run:
             everywhere = {option for method in methods.available() for option in method_options(method)}
-            if key not in everywhere:
-                raise unknown(f"option in preset {name}", key, [*run, *everywhere])
+            check_known(f"option in preset {name}", key, {*run, *everywhere})
     return {key: value for key, value in given.items() if key in own or key in run}
 
 

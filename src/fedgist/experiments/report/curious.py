@@ -58,15 +58,13 @@ def _unseen(rows: list[dict[str, Any]]) -> str:
 
 
 def _row(row: dict[str, Any]) -> list[Cell]:
-    rate = row.get("tpr at 1 % fpr")
-    about = row["seen"] + (f"; {100 * rate:.1f} % found at 1 % wrong" if rate is not None else "")
     numbers = (number(f"{row[name]:.3f}") for name in ("value", "control"))
     return [
         Cell(row["attack"], kind="name"),
         Cell(row["level"]),
         *numbers,
         Cell(row["measure"]),
-        Cell(about, kind="text"),
+        Cell(curiosity.from_what(row), kind="text"),
     ]
 
 

@@ -42,29 +42,24 @@ class Cost:
 def costs(groups: Sequence[Group]) -> list[Cost]:
     """One for each method that sends anything."""
     base = next((group for group in groups if group.method == BASE and group.curve), None)
-    alone = max((best(group) for group in groups if group.method == ALONE and group.curve), default=0.0)
+    alone = max((group.best for group in groups if group.method == ALONE and group.curve), default=0.0)
     sending = [group for group in groups if group.curve and sum(group.first.wire.paper_up.values())]
     return [_cost(group, base if base is not None and _comparable(group, base, alone) else None) for group in sending]
 
 
 def _comparable(group: Group, base: Group, alone: float) -> bool:
     """Whether a ratio would mean anything: of one and the same model, and better than what needs no message."""
-    return group.model == base.model and min(best(group), best(base)) >= alone
+    return group.model == base.model and min(group.best, base.best) >= alone
 
 
-def rounds_to(group: Group, accuracy: float) -> int | None:
-    """The first round after which the mean over the seeds is at least that good."""
-    return next((r for r, _, mean, _ in group.curve if mean >= accuracy), None)
-
-
-def best(group: Group) -> float:
-    return max(mean for *_, mean, _ in group.curve)
+def rounds_to(group: Group, accuracy: float) -> int:
+    """The first round after which the mean over the seeds is at least that good, as it is after one of them."""
+    return next(r for r, _, mean, _ in group.curve if mean >= accuracy)
 
 
 def _cost(group: Group, base: Group | None) -> Cost:
-    top = best(group)
+    top = group.best
     until = rounds_to(group, top)
-    assert until is not None
     a_round = _numbers_by_round(group, until)
     n, numbers = int(group.first.config["clients"]), sum(a_round)
     client = sum(n + k for k in a_round)
@@ -72,8 +67,8 @@ def _cost(group: Group, base: Group | None) -> Cost:
     cost = Cost(group.label, group.method, top, until, numbers, client, server)
     if base is None or base is group:
         return cost
-    common = min(top, best(base))
-    defined, equal = _ratio(base, best(base), group, top), _ratio(base, common, group, common)
+    common = min(top, base.best)
+    defined, equal = _ratio(base, base.best, group, top), _ratio(base, common, group, common)
     return replace(cost, by_definition=defined, at_equal_accuracy=equal, common_accuracy=common)
 
 
@@ -83,7 +78,7 @@ def _ratio(base: Group, its: float, group: Group, ours: float) -> float | None:
     return sum(_numbers_by_round(base, rounds_to(base, its))) / sent if sent else None
 
 
-def _numbers_by_round(group: Group, until: int | None) -> list[float]:
+def _numbers_by_round(group: Group, until: int) -> list[float]:
     """How many numbers a client sends in each round up to that one, on average over the clients."""
     clients = int(group.first.config["clients"])
-    return [sent / 4 / clients for round, sent in group.first.wire.paper_up.items() if until and round <= until]
+    return [sent / 4 / clients for round, sent in group.first.wire.paper_up.items() if round <= until]

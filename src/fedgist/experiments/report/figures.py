@@ -62,7 +62,7 @@ def line(i: int) -> Spec:
 
 def first_shown(groups: Sequence[Group]) -> set[str]:
     """The labels of the curves that are drawn at first: the references and the most accurate at the end."""
-    ranked = sorted((group for group in groups if group.curve), key=lambda g: (not g.is_reference, -g.curve[-1][2]))
+    ranked = sorted((group for group in groups if group.curve), key=lambda g: (not g.is_reference, -g.accuracy))
     return {group.label for group in ranked[:LABELLED]} if len(groups) > LABELLED else {g.label for g in groups}
 
 
@@ -173,7 +173,7 @@ def _band_note(groups: Sequence[Group]) -> str:
 
 
 def _said(groups: Sequence[Group], against: str) -> str:
-    last = [f"{group.label} {percent(group.curve[-1][2])}" for group in groups if group.curve]
+    last = [f"{group.label} {percent(group.accuracy)}" for group in groups if group.curve]
     return f"Test accuracy against {against}; at the end: {', '.join(last) or 'nothing yet'}"
 
 
@@ -195,7 +195,7 @@ def _line_over(name: str, groups: Sequence[Group]) -> Figure:
     x = [group.first.options[name] for group in ordered]
     deviations = [group.curve[-1][3] for group in ordered]
     trace: Spec = {"type": "scatter", "name": "accuracy", "mode": "lines+markers", "line": line(0), "x": x}
-    trace |= {"y": [group.curve[-1][2] for group in ordered], "hovertemplate": "%{y:.2%} at %{x}<extra></extra>"}
+    trace |= {"y": [group.accuracy for group in ordered], "hovertemplate": "%{y:.2%} at %{x}<extra></extra>"}
     if any(deviations):
         trace["error_y"] = {"type": "data", "array": deviations, "color": colour(0), "thickness": 1.5}
     scale = {"type": "log"} if min(x) > 0 and max(x) > 20 * min(x) else {}
@@ -214,7 +214,7 @@ def _grid_over(across: str, up: str, groups: Sequence[Group]) -> Figure:
         found = {repr(group.first.options.get(name)): group.first.options.get(name) for group in groups}
         return sorted(found.values(), key=(lambda value: value) if _numeric(name, groups) else str)
 
-    at = {(str(g.first.options.get(across)), str(g.first.options.get(up))): g.curve[-1][2] for g in groups}
+    at = {(str(g.first.options.get(across)), str(g.first.options.get(up))): g.accuracy for g in groups}
     x, y = ([str(value) for value in values(name)] for name in (across, up))
     z = [[at.get((column, row)) for column in x] for row in y]
     texts = [["" if value is None else f"{100 * value:.1f}" for value in row] for row in z]

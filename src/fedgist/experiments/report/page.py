@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedgist.core.errors import FedgistError
+from fedgist.core.errors import FedgistError, extra
 from fedgist.data import discrepancies
 from fedgist.experiments import artifacts
 from fedgist.experiments.folder import RunFolder, write_text
@@ -117,10 +117,8 @@ def _resource(name: str) -> str:
 
 
 def _template() -> Any:
-    try:
+    with extra("the report needs jinja2: pip install 'fedgist[report]'", MissingPlotly):
         import jinja2
-    except ImportError:
-        raise MissingPlotly("the report needs jinja2: pip install 'fedgist[report]'") from None
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -128,10 +126,8 @@ def _template() -> Any:
 
 
 def _plotly() -> str:
-    try:
+    with extra("the report needs plotly: pip install 'fedgist[report]'", MissingPlotly):
         from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingPlotly("the report needs plotly: pip install 'fedgist[report]'") from None
     return str(get_plotlyjs())
 
 

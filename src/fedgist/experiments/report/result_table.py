@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedgist.core.errors import FedgistError, unknown
+from fedgist.core.errors import FedgistError, check_known
 from fedgist.experiments.fairness import EVERYONE, OWN_LABELS, Fairness
 from fedgist.experiments.report.runs import Group, Run, mean_and_deviation
 from fedgist.words import size
@@ -124,8 +124,7 @@ FORMATS = ("md", "csv", "tex")
 
 def write(groups: Sequence[Group], form: str) -> str:
     """The table in one of the formats."""
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    check_known("format", form, FORMATS)
     if not any(group.curve for group in groups):
         raise FedgistError("none of these runs was evaluated yet: there is nothing to put into a table")
     columns = known(groups, COLUMNS)
@@ -158,7 +157,7 @@ def write(groups: Sequence[Group], form: str) -> str:
 def winner(groups: Sequence[Group]) -> Group | None:
     """The most accurate at the end that is no reference line, where there are others to compare with."""
     able = [group for group in groups if group.curve and not group.is_reference]
-    return max(able, key=lambda group: group.curve[-1][2]) if len(able) > 1 else None
+    return max(able, key=lambda group: group.accuracy) if len(able) > 1 else None
 
 
 def _csv(groups: Sequence[Group], columns: Sequence[Column]) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -243,6 +243,20 @@ class Group:
         return self.first.model
 
     @property
+    def accuracy(self) -> float:
+        """At the end; there must have been an evaluation."""
+        return self.curve[-1][2]
+
+    @property
+    def best(self) -> float:
+        """In any of the rounds."""
+        return max(mean for *_, mean, _ in self.curve)
+
+    def mean(self, of: Callable[[Run], float]) -> float:
+        """Of a number of its runs."""
+        return statistics.fmean(map(of, self.runs))
+
+    @property
     def is_reference(self) -> bool:
         return self.method in REFERENCES
 
@@ -297,7 +311,7 @@ def read(folder: RunFolder) -> Run:
 def usual_target(groups: Sequence[Group]) -> float | None:
     """The accuracy that rounds and bytes are counted to where nobody names one: most of the best at the end."""
     shown = [group for group in groups if group.curve]
-    last = [group.curve[-1][2] for group in [group for group in shown if not group.is_reference] or shown]
+    last = [group.accuracy for group in [group for group in shown if not group.is_reference] or shown]
     return SHARE_OF_BEST * max(last) if len(shown) > 1 else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgist.experiments.fairness import ALONE
 from fedgist.experiments.report import result_table
-from fedgist.experiments.report.efficiency import Cost, best
+from fedgist.experiments.report.efficiency import Cost
 from fedgist.experiments.report.runs import Group, mean_and_deviation
 from fedgist.experiments.results import best_five
 from fedgist.words import percent, short, size, times
@@ -162,9 +162,9 @@ def _summary_row(group: Group, aim: float | None) -> list[Cell]:
         Cell(group.model),
         _rounds(group),
         number(result_table.shown(group, result_table.STEPS)),
-        bytes_cell(statistics.fmean(run.last["bytes_up"] for run in group.runs)),
-        bytes_cell(statistics.fmean(run.last["bytes_down"] for run in group.runs)),
-        number(f"{statistics.fmean(run.seconds for run in group.runs):.1f}"),
+        bytes_cell(group.mean(lambda run: run.last["bytes_up"])),
+        bytes_cell(group.mean(lambda run: run.last["bytes_down"])),
+        number(f"{group.mean(lambda run: run.seconds):.1f}"),
         Cell(group.first.server_sees(FEW), ", ".join(group.first.visible), "text"),
     ]
 
@@ -187,16 +187,16 @@ def _seeds_note(groups: Sequence[Group]) -> str:
 
 def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
     """The few numbers that a reader looks for first."""
-    alone = max((group.curve[-1][2] for group in groups if group.method == ALONE and group.curve), default=0.0)
+    alone = max((group.accuracy for group in groups if group.method == ALONE and group.curve), default=0.0)
     able = [group for group in groups if group.curve and not group.is_reference]
-    shown = [group for group in able if group.curve[-1][2] >= alone] or able  # to save at what is of no use is no feat
+    shown = [group for group in able if group.accuracy >= alone] or able  # to save at what is of no use is no feat
     if len(groups) == 1:
         return _single(groups[0])
     if not shown:
         return []
-    most = max(shown, key=lambda group: group.curve[-1][2])
+    most = max(shown, key=lambda group: group.accuracy)
     sending = [group for group in shown if group.first.sends]
-    found = [Card("Most accurate", percent(most.curve[-1][2]), most.label)]
+    found = [Card("Most accurate", percent(most.accuracy), most.label)]
     if sending:
         least = min(sending, key=lambda group: group.curve[-1][1])
         found.append(Card("Fewest bytes in all", size(least.curve[-1][1]), least.label))
@@ -204,23 +204,23 @@ def cards(groups: Sequence[Group], aim: float | None) -> list[Card]:
         cost = {group.label: statistics.fmean(sent for _, sent in reached(group, aim)) for group in there}
         cheapest = min(cost, key=lambda label: cost[label])
         found.append(Card(f"Fewest bytes to {100 * aim:.1f} %", size(cost[cheapest]), cheapest))
-    fastest = min(shown, key=lambda group: statistics.fmean(run.seconds for run in group.runs))
-    seconds = statistics.fmean(run.seconds for run in fastest.runs)
+    fastest = min(shown, key=lambda group: group.mean(lambda run: run.seconds))
+    seconds = fastest.mean(lambda run: run.seconds)
     return [*found, Card("Fastest here", f"{seconds:.1f} s", fastest.label)]
 
 
 def _single(group: Group) -> list[Card]:
-    up = statistics.fmean(run.last["bytes_up"] for run in group.runs)
-    down = statistics.fmean(run.last["bytes_down"] for run in group.runs)
+    up = group.mean(lambda run: run.last["bytes_up"])
+    down = group.mean(lambda run: run.last["bytes_down"])
     found = []
     if group.curve:
-        found.append(Card("Accuracy", percent(group.curve[-1][2]), f"best {percent(best(group))}"))
+        found.append(Card("Accuracy", percent(group.accuracy), f"best {percent(group.best)}"))
     done, wanted = group.first.last["round"], group.first.config["rounds"]
     each = f"{len(group.runs)} seeds" if len(group.runs) > 1 else f"seed {group.first.config['seed']}"
     found.append(Card("Rounds", f"{done}" if group.finished else f"{done} of {wanted}", each))
     found.append(Card("Sent by clients", size(up), "up"))
     found.append(Card("Sent to clients", size(down), "down"))
-    seconds = statistics.fmean(run.seconds for run in group.runs)
+    seconds = group.mean(lambda run: run.seconds)
     return [*found, Card("Time", f"{seconds:.1f} s", "rounds, without evaluation")]
 
 
