@@ -23,6 +23,7 @@ from fedgist.core.task import Model
 from fedgist.data.client_data import ClientData
 from fedgist.engines.engine import SiteFailure
 from fedgist.engines.layer import PlainSite, SiteLayer, Unfit
+from fedgist.engines.private import Promise
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol import network as networks
 from fedgist.federation.protocol import private_sums
@@ -127,9 +128,9 @@ class SiteHost:
             self._run = self._peers = None
 
     def recall(self, run: str) -> SiteRun:
-        """A run that this site took part in, for the site itself: its policy is about others."""
+        """A run that this site took part in, for the site itself: what is between it and others does not matter."""
         start = self._recall_start(run)
-        return self._prepared(start, *self.prepare(start))
+        return self._run_of(start, *self.prepare(start), PlainSite())
 
     def handle(self, data: bytes) -> bytes:
         """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
@@ -222,7 +223,7 @@ class SiteHost:
 
     def _begin(self, start: Start) -> SiteRun:
         self.policy.check_method(start.method)
-        private_sums.check(start, self.policy)
+        promise = private_sums.check(start, self.policy)
         method, data = self.prepare(start)
         own = self.model(method.task.shape, method.task.classes)
         if own and start.model != own:
@@ -234,7 +235,8 @@ class SiteHost:
             networks.check(network, self.id, start, method, self.policy)
         for draft in self.folder_of(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
-        run = self._prepared(start, method, self.policy.admit(data, method.task.private))
+        admitted = self.policy.admit(data, method.task.private)
+        run = self._run_of(start, method, admitted, self._layer_of(start, method, promise))
         storage.write(self.folder_of(start.run) / "start.envelope", seal(start))
         self._forget_old_runs(start.run)
         self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
@@ -258,16 +260,16 @@ class SiteHost:
         for path in sorted((self.folder / "runs").iterdir(), key=asked)[: -self.policy.max_runs]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
-        place = self.executor.place
-        here = data.to(place.device, place.dtype)
-        folder = self.folder_of(start.run)
-        promise = private_sums.check(start, self.policy)
+    def _layer_of(self, start: Start, method: Method, promise: Promise | None) -> SiteLayer:
         said = plain_start(start, method) if start.layer else start
         inner = self.layer(private_sums.without(said), self.folder)
-        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
-        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
-        return SiteRun(self.id, start, method, here, self.executor, folder, layer)
+        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, self.executor.place)
+        return private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
+
+    def _run_of(self, start: Start, method: Method, data: ClientData, layer: SiteLayer) -> SiteRun:
+        place = self.executor.place
+        here = data.to(place.device, place.dtype)
+        return SiteRun(self.id, start, method, here, self.executor, self.folder_of(start.run), layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
