@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedgist.core.message import WireError
 from fedgist.federation.protocol import desk as desks
+from fedgist.federation.protocol.answered import Seen
 from fedgist.federation.protocol.desk import SealingDesk, open_desk
-from fedgist.federation.protocol.letters import About, Seen, bundle, nonce_of, unbundle
+from fedgist.federation.protocol.letters import About, bundle, nonce_of, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.policy import Refused
 from fedgist.federation.protocol.roster import make

@@ -15,13 +15,13 @@ from typing import Any
 from fedgist.engines.layer import PlainSite, SiteLayer
 from fedgist.engines.schemes import Helped, HelperSide, Masks, MaskSide
 from fedgist.engines.secure_sum import SecureSite, SecureSum
+from fedgist.federation.protocol.answered import OnDisk
 from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.roster import Roster
 from fedgist.secure.helper import Helper, Seeded
 from fedgist.secure.party import BEFORE, COVERT, Identity, Party
-from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
 KIND = 3
