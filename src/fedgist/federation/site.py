@@ -3,6 +3,7 @@
 import json
 import socket
 import ssl
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 
@@ -117,13 +118,13 @@ def status(kit: Path) -> list[str]:
     end = _ending(kit, name)
     lines.append(f"its certificate ends on {end.end:%Y-%m-%d}")
     lines += [f"warning: {end.warning}"] * bool(end.warning)
-    notes = audit.read(kit / "fedgist" / "audit.jsonl")
-    for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
-        lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
-    lines += gains.known_gains(kit / "fedgist")[-LAST:]
-    for note in [note for note in notes if note.get("refused")][-LAST:]:
-        lines.append(f"{note['time']} refused: {note['why']}")
-    return lines
+    runs, refused = deque[str](maxlen=LAST), deque[str](maxlen=LAST)
+    for note in audit.read(kit / "fedgist" / "audit.jsonl"):
+        if note["direction"] == "leaves":
+            runs.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
+        if note.get("refused"):
+            refused.append(f"{note['time']} refused: {note['why']}")
+    return [*lines, *runs, *gains.known_gains(kit / "fedgist")[-LAST:], *refused]
 
 
 def _ending(kit: Path, name: str) -> membership.Ending:
