@@ -17,6 +17,7 @@ from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.helper_host import HelperHost
+from fedgist.federation.protocol.host import Host
 from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.site_host import SiteHost
@@ -30,7 +31,7 @@ LAST = 5
 class ProvisionedSite(FlareSite):
     """What NVFlare calls at a site that was started with `fedgist site start`."""
 
-    def make_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
+    def make_host(self, site: str, kit: Path) -> Host:
         return _host(site, kit) if _settings(kit).data else _helper(site, kit)
 
     def settings(self, kit: Path) -> object:

@@ -24,7 +24,8 @@ from fedgist.engines.schemes import HelperSide, Simulated
 from fedgist.engines.secure_sum import SecureSum, masked
 from fedgist.experiments.inputs import build_model
 from fedgist.families.global_model import Local
-from fedgist.federation.protocol.envelope import Refusal, Request, Start, seal, unseal
+from fedgist.federation.protocol import audit
+from fedgist.federation.protocol.envelope import Question, Refusal, Request, Start, seal, unseal
 from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
@@ -443,6 +444,12 @@ def test_a_helper_answers_nothing_else_and_makes_no_more_than_it_bears(helped: W
         said = unseal(host.handle(seal(header)))[0]
         assert isinstance(said, Refusal) and said.refused and "answers nothing but sums of masks" in said.why
     assert "not an envelope" in unseal(host.handle(b"what"))[0].why  # type: ignore[union-attr]
+    notes = [
+        (note["direction"], note["kind"]) for note in audit.read(tmp_path / "6" / "audit.jsonl") if "refused" in note
+    ]
+    assert notes == [("out", "Refusal")] * 3  # as `site status` shows them
+    old = seal(Question("fedavg", [1], 2, protocol=1), protocol=1)
+    assert b"sha256" not in host.handle(old)  # of which a server with version 1 of the protocol knows nothing
     helped.hosts["6"] = helper_host(tmp_path, replace(TRIAL, max_model=100))  # type: ignore[assignment]
     assert helped.engine(helper="6").run_round().skipped
     assert any("bytes of masks are more than the 1,600 that this helper makes" in why for why in helped.whys())
