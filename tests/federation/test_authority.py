@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError
@@ -113,6 +114,32 @@ def test_announcements_that_are_not_believed(federation: FederationFolder, tmp_p
     (tmp_path / "bad.keys").write_bytes(b"{}")
     said = fedgist("roster", federation, str(tmp_path / "bad.keys"))
     assert said.exit_code == 0 and "not believed" in said.stderr and "cannot be read" in said.stderr
+
+
+def lied(kit: Path, public: bytes) -> bytes:
+    """Such keys, as the site of this kit announces them."""
+    tls = serialization.load_pem_private_key((kit / "startup" / "client.key").read_bytes(), None)
+    assert isinstance(tls, RSAPrivateKey)
+    signature = tls.sign(keys.PURPOSE + public, keys.PADDING, hashes.SHA256())
+    told = {"certificate": (kit / "startup" / "client.crt").read_text(), "keys": public.hex()}
+    return json.dumps({**told, "signature": signature.hex()}).encode()
+
+
+def test_a_site_cannot_announce_what_is_not_its_own(federation: FederationFolder) -> None:
+    """Of another's keys, which are in every roster, no roster could be made: nobody's run would begin any more."""
+    east, north = (federation.kit(site) for site in ("east", "north"))
+    keys.load_or_make(north)
+    first = authority.update(federation)[0]
+    for public in (first["north"].signing + bytes([9] * 32), bytes([9] * 32) + first["north"].agreement):
+        assert authority.keep_announcement(federation, "east", lied(east, public))
+        assert authority.update(federation) == (
+            first,
+            ["keys of east: those of north, which it cannot have made"],
+        )
+    with pytest.raises(FedgistError, match="keys of east: nobody can agree on a secret with that of X25519"):
+        authority.keep_announcement(federation, "east", lied(east, bytes([9] * 32) + bytes(32)))
+    assert authority.keep_announcement(federation, "east", lied(east, bytes([8] * 32 + [9] * 32)))
+    assert authority.update(federation)[0]["east"].enrolled
 
 
 def test_what_a_run_brings_waits_for_the_authority(federation: FederationFolder) -> None:

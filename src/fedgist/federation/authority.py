@@ -51,12 +51,16 @@ def update(federation: "FederationFolder", files: Iterable[Path] = ()) -> tuple[
         if (federation.kit(site) / keys.FILE).is_file():
             announced[site] = keys.check(keys.announce(federation.kit(site)), _root(federation))
     before = {member.name: member for member in known.members}
+    owners = {key: member.name for member in known.members for key in member.keys if key}
     members = []
     for member in _members(federation, before):
         new = announced.get(member.name, member)
+        others = {owners.setdefault(key, member.name) for key in new.keys if key} - {member.name}
         if new.keys != member.keys and new.certificate != member.certificate:
             refused.append(f"keys of {member.name}: signed with a certificate that has been replaced")
-        members.append(new if new.certificate == member.certificate else member)
+        elif others:  # whoever knows a roster can announce what is in it
+            refused.append(f"keys of {member.name}: those of {min(others)}, which it cannot have made")
+        members.append(member if others or new.certificate != member.certificate else new)
     if tuple(members) == known.members:
         return known, refused
     return _publish(federation, roster.make(known.number + 1, known.federation, members)), refused
