@@ -52,6 +52,18 @@ def test_a_killed_run_is_not_alive(tmp_path: Path) -> None:
     assert records.load(tmp_path) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nobody says here when a process began")
+def test_another_process_of_the_same_number_is_not_the_run(tmp_path: Path) -> None:
+    """As after a restart of the machine: who attached waited for ever, and the metrics said that it was under way."""
+    recorder(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        path = tmp_path / "records" / "fedavg-1.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "process": other.pid}))
+        assert not records.find(tmp_path, None).alive
+    again = records.Recorder(tmp_path, tmp_path / "runs" / "fedavg-2", os.getpid())
+    assert again.record.alive and records.find(tmp_path, "fedavg-2").alive
+
+
 def test_metrics_are_openmetrics(tmp_path: Path) -> None:
     """Each family has its type before its samples, counters end in _total, and the file ends in EOF."""
     recorder(tmp_path).round(ROW)

@@ -68,6 +68,8 @@ class Record:
     missing: dict[str, str] = field(default_factory=dict)
     """Why sites were left out, in the last round where they were."""
     error: str = ""
+    born: str = ""
+    """When its process began, as the kernel counts it: the number of a process is another's one day."""
 
     def log(self, federation: Path) -> Path:
         """What it says, if it was detached."""
@@ -82,7 +84,15 @@ class Record:
             return False
         except PermissionError:
             pass
-        return self.state == RUNNING
+        return self.state == RUNNING and self.born in ("", _born(self.process))
+
+
+def _born(process: int) -> str:
+    """When a process began; empty where the kernel does not say."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 class Recorder:
@@ -90,7 +100,8 @@ class Recorder:
 
     def __init__(self, federation: Path, folder: Path, process: int | None = None):
         self.federation = federation
-        self.record = Record(plain(folder.name, 100), str(folder.resolve()), process or os.getpid(), now())
+        process = process or os.getpid()
+        self.record = Record(plain(folder.name, 100), str(folder.resolve()), process, now(), born=_born(process))
         self._write()
 
     def start(self, title: str, done: int, rounds: int) -> None:
