@@ -240,6 +240,40 @@ def test_a_revoked_site_is_out_with_all_its_certificates(federation: FederationF
         assert said.exit_code == 2 and why in said.stderr, said.output
 
 
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_renewal_that_broke_off_is_finished_by_the_next(
+    federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = authority.issued(federation, "east")
+    with monkeypatch.context() as patch:
+        patch.setattr(kits, "provisioned", stop)
+        with pytest.raises(KeyboardInterrupt):
+            membership.renew(federation, ["east"])
+    with pytest.raises(FedgistError, match="east has no certificate, as its renewal broke off: do it again"):
+        membership.sign(federation)
+    assert fedgist("renew", federation, "east").exit_code == 0
+    crt = x509.load_pem_x509_certificate((federation.kit("east") / "startup" / "client.crt").read_bytes())
+    assert authority.issued(federation, "east") == [*first, keys.fingerprint(crt).hex()]
+    assert authority.load(federation)["east"].certificate == keys.fingerprint(crt)
+
+
+@pytest.mark.parametrize("at", ["kits.save", "authority.update"])
+def test_a_revocation_that_broke_off_is_finished_by_the_next(
+    at: str, federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(f"fedgist.federation.{at}", stop)
+        with pytest.raises(KeyboardInterrupt):
+            membership.revoke(federation, "north")
+    assert "north" in authority.load(federation)
+    fedgist("revoke", federation, "north")
+    assert "north" not in authority.load(federation) and kits.load(federation.path).sites == ("east",)
+    assert set(listener.revoked(federation.server_kit).values()) == {"north"}
+
+
 def test_members_change_only_where_the_authority_is(federation: FederationFolder, tmp_path: Path) -> None:
     federation.authority.rename(tmp_path / "safe")
     for arguments in (("add-site", federation, "south"), ("renew", federation), ("revoke", federation, "east")):
