@@ -1,5 +1,6 @@
 """What a federation's folder remembers of its runs, for people and for monitors."""
 
+import errno
 import json
 import os
 import subprocess
@@ -128,13 +129,21 @@ def test_following_a_log_loses_no_line(tmp_path: Path) -> None:
     assert said == ["first", "line 1", "line 2", "line 3"]
 
 
-def test_who_is_there(tmp_path: Path) -> None:
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_who_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     presence = records.Presence(tmp_path)
     presence.note("east", True)
     presence.note("north", True)
     presence.note("east", False)
     found = records.Presence(tmp_path).load()
     assert [found["east"][0], found["north"][0]] == [False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        presence.note("south", True)
+    assert presence.load() == found
     presence.clear()
     assert presence.load() == {}
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -220,7 +220,8 @@ class Presence:
 
     def note(self, site: str, here: bool) -> None:
         known = self.load() | {site: (here, now())}
-        write_text(self.path, "".join(f"{name} {int(is_here)} {when}\n" for name, (is_here, when) in known.items()))
+        with suppress(OSError):  # a disk that is full must not end the server, which says so here
+            write_text(self.path, "".join(f"{name} {int(is_here)} {when}\n" for name, (is_here, when) in known.items()))
 
     def load(self) -> dict[str, tuple[bool, str]]:
         lines = self.path.read_text("utf-8").splitlines() if self.path.is_file() else []
