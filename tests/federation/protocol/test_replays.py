@@ -273,6 +273,12 @@ def test_a_clock_that_was_set_back_takes_no_current_run_away(tmp_path: Path) -> 
     assert asked(host(tmp_path).handle(request(run="run-2"))) == 1
 
 
+def test_a_file_beside_the_runs_is_nobodys_business(tmp_path: Path) -> None:
+    (tmp_path / "a" / "runs").mkdir(parents=True)
+    (tmp_path / "a" / "runs" / "note.txt").write_text("to be looked at")
+    assert asked(started(tmp_path).handle(request())) == 1
+
+
 def test_drafts_of_a_killed_site_are_cleared(tmp_path: Path) -> None:
     started(tmp_path).handle(request())
     draft = tmp_path / "a" / "runs" / "run-1" / ".round-000002-000000.safetensors.1234"

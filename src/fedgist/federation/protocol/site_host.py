@@ -205,7 +205,7 @@ class SiteHost(Host):
             """The current one is the last, whatever a clock that was set back says."""
             return path.name == current, max(file.stat().st_mtime for file in [path, *path.iterdir()])
 
-        for path in sorted((self.folder / "runs").iterdir(), key=asked)[: -self.policy.max_runs]:
+        for path in sorted((self.folder / "runs").glob("*/"), key=asked)[: -self.policy.max_runs]:
             shutil.rmtree(path, ignore_errors=True)
 
     def _layer_of(self, start: Start, method: Method, promise: Promise | None) -> SiteLayer:
