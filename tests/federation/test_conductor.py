@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from fedgist.core.errors import FedgistError
+from fedgist.federation import conductor as conductors
 from fedgist.federation.conductor import FRESH, SILENT, Conductor
 from fedgist.federation.leftovers import KEPT, STORE
 from fedgist.federation.listener import REVOKED
@@ -390,3 +391,26 @@ def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
         process.terminate()
         process.wait(60)
     assert not folder.exists()
+
+
+def test_who_cannot_look_after_the_sites_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an admin's certificate that has ended: once, and not while the server may still be coming up."""
+    (tmp_path / "server").mkdir()
+    passed: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        passed.append(seconds)
+        if len(passed) == 10:
+            raise KeyboardInterrupt
+
+    def session(admin_kit: Path, admin: str) -> None:
+        raise ConnectionError("cannot log in")
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: 15.0 * len(passed), time=time.time)
+    monkeypatch.setattr(conductors, "time", clock)
+    monkeypatch.setattr(conductors, "end_in_order", lambda: None)
+    monkeypatch.setattr(conductors, "session_of", session)
+    said: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda line, flush: said.append(f"{15 * len(passed)} s: {line}"))
+    conductors.main(tmp_path, "admin")
+    assert said == ["75 s: warning: cannot look after the sites: ConnectionError: cannot log in"]
