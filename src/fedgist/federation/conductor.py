@@ -161,6 +161,8 @@ def main(federation: Path, admin: str) -> None:
                 if conductor is None:
                     conductor = Conductor(federation, Path(folder), session_of(federation / "admin", admin))
                 elif failed:
+                    with contextlib.suppress(Exception):  # it may be what has failed; its threads would stay otherwise
+                        conductor.session.close()
                     conductor.session = session_of(federation / "admin", admin)
                 conductor.step(time.monotonic())
                 said, failed = "", False
