@@ -1,6 +1,7 @@
 """Trees and files on disk: what is read back, what a failed write leaves, what a digest sees."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,33 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not object"):
         storage.save({"a": object()}, tmp_path / "t")
     assert storage.load(tmp_path / "t") == {"a": 1}
+
+
+def test_lines_are_whole_or_not_there(tmp_path: Path) -> None:
+    """Half a line, of a writer that was killed or of a full disk, is no line, and spoils none of those after it."""
+    path = tmp_path / "folder" / "lines"
+    assert not list(storage.lines(path))
+    for line in ("one", "of \u2028 two", ""):
+        storage.append(path, line.encode())
+    for half in (b"h", b"half a line that is longer than a line", b"\x00\x00"):
+        with path.open("ab") as file:
+            file.write(half)
+        assert [line.decode() for line in storage.lines(path)] == ["one", "of \u2028 two", ""]
+    storage.append(path, b"three")
+    assert path.read_text("utf-8") == "one\nof \u2028 two\n\nthree\n"
+    path.write_bytes(b"half")
+    storage.append(path, b"one")
+    assert path.read_bytes() == b"one\n"
+
+
+def test_a_line_and_the_name_of_its_file_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    for _ in range(2):
+        storage.append(tmp_path / "folder" / "lines", b"line")
+    assert synced == ["lines", "folder", "lines"]
+    storage.append(tmp_path / "folder" / "lines", b"line", synced=False)
+    assert len(synced) == 3
 
 
 def with_header(header: str) -> bytes:

@@ -46,6 +46,32 @@ def write(path: Path, data: bytes) -> None:
         draft.write_bytes(data)
 
 
+def append(path: Path, line: bytes, synced: bool = True) -> None:
+    """One more line, in a file that need not exist yet; it is on the disk when this returns, or, if it is not `synced`,
+    on its way there. Half a line, which a full disk or a writer that was killed has left, gives way to it.
+    """
+    new = not path.is_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end and (file.seek(end - 1), file.read(1))[1] != b"\n":
+            end -= 1
+        file.truncate(end)
+        file.write(line + b"\n")
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
+    if new and synced:
+        sync(path.parent)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of a file that `append` has written, one by one; none of one that there is not."""
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from (line[:-1] for line in file if line.endswith(b"\n"))
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

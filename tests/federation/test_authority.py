@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from fedgist.cli import app
 from fedgist.core.errors import FedgistError
@@ -115,6 +116,32 @@ def test_announcements_that_are_not_believed(federation: FederationFolder, tmp_p
     assert said.exit_code == 0 and "not believed" in said.stderr and "cannot be read" in said.stderr
 
 
+def lied(kit: Path, public: bytes) -> bytes:
+    """Such keys, as the site of this kit announces them."""
+    tls = serialization.load_pem_private_key((kit / "startup" / "client.key").read_bytes(), None)
+    assert isinstance(tls, RSAPrivateKey)
+    signature = tls.sign(keys.PURPOSE + public, keys.PADDING, hashes.SHA256())
+    told = {"certificate": (kit / "startup" / "client.crt").read_text(), "keys": public.hex()}
+    return json.dumps({**told, "signature": signature.hex()}).encode()
+
+
+def test_a_site_cannot_announce_what_is_not_its_own(federation: FederationFolder) -> None:
+    """Of another's keys, which are in every roster, no roster could be made: nobody's run would begin any more."""
+    east, north = (federation.kit(site) for site in ("east", "north"))
+    keys.load_or_make(north)
+    first = authority.update(federation)[0]
+    for public in (first["north"].signing + bytes([9] * 32), bytes([9] * 32) + first["north"].agreement):
+        assert authority.keep_announcement(federation, "east", lied(east, public))
+        assert authority.update(federation) == (
+            first,
+            ["keys of east: those of north, which it cannot have made"],
+        )
+    with pytest.raises(FedgistError, match="keys of east: nobody can agree on a secret with that of X25519"):
+        authority.keep_announcement(federation, "east", lied(east, bytes([9] * 32) + bytes(32)))
+    assert authority.keep_announcement(federation, "east", lied(east, bytes([8] * 32 + [9] * 32)))
+    assert authority.update(federation)[0]["east"].enrolled
+
+
 def test_what_a_run_brings_waits_for_the_authority(federation: FederationFolder) -> None:
     data = keys.announce(federation.kit("east"))
     assert authority.keep_announcement(federation, "east", data)
@@ -211,6 +238,40 @@ def test_a_revoked_site_is_out_with_all_its_certificates(federation: FederationF
     ):
         said = fedgist(*arguments)
         assert said.exit_code == 2 and why in said.stderr, said.output
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_renewal_that_broke_off_is_finished_by_the_next(
+    federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = authority.issued(federation, "east")
+    with monkeypatch.context() as patch:
+        patch.setattr(kits, "provisioned", stop)
+        with pytest.raises(KeyboardInterrupt):
+            membership.renew(federation, ["east"])
+    with pytest.raises(FedgistError, match="east has no certificate, as its renewal broke off: do it again"):
+        membership.sign(federation)
+    assert fedgist("renew", federation, "east").exit_code == 0
+    crt = x509.load_pem_x509_certificate((federation.kit("east") / "startup" / "client.crt").read_bytes())
+    assert authority.issued(federation, "east") == [*first, keys.fingerprint(crt).hex()]
+    assert authority.load(federation)["east"].certificate == keys.fingerprint(crt)
+
+
+@pytest.mark.parametrize("at", ["kits.save", "authority.update"])
+def test_a_revocation_that_broke_off_is_finished_by_the_next(
+    at: str, federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(f"fedgist.federation.{at}", stop)
+        with pytest.raises(KeyboardInterrupt):
+            membership.revoke(federation, "north")
+    assert "north" in authority.load(federation)
+    fedgist("revoke", federation, "north")
+    assert "north" not in authority.load(federation) and kits.load(federation.path).sites == ("east",)
+    assert set(listener.revoked(federation.server_kit).values()) == {"north"}
 
 
 def test_members_change_only_where_the_authority_is(federation: FederationFolder, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("nvflare", reason="needs NVFlare: pip install 'fedgist[nvflare]'")
 
 from fedgist.core.errors import FedgistError
+from fedgist.federation import conductor as conductors
 from fedgist.federation.conductor import FRESH, SILENT, Conductor
 from fedgist.federation.leftovers import KEPT, STORE
 from fedgist.federation.listener import REVOKED
@@ -390,3 +391,55 @@ def test_the_folder_of_links_goes_with_who_keeps_it(tmp_path: Path) -> None:
         process.terminate()
         process.wait(60)
     assert not folder.exists()
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a conductor says that runs for 30 looks, between two of which a quarter of a minute passes."""
+    (tmp_path / "server").mkdir()
+    passed, said = list[float](), list[str]()
+
+    def sleep(seconds: float) -> None:
+        passed.append(seconds)
+        if len(passed) == 30:
+            raise KeyboardInterrupt
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: 15.0 * len(passed), time=time.time)
+    monkeypatch.setattr(conductors, "time", clock)
+    monkeypatch.setattr(conductors, "end_in_order", lambda: None)
+    monkeypatch.setattr("builtins.print", lambda line, flush: said.append(f"{15 * len(passed)} s: {line}"))
+    return said
+
+
+def test_who_cannot_look_after_the_sites_says_so(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an admin's certificate that has ended: once, and not while the server may still be coming up."""
+
+    def session(admin_kit: Path, admin: str) -> None:
+        raise ConnectionError("cannot log in")
+
+    monkeypatch.setattr(conductors, "session_of", session)
+    conductors.main(tmp_path, "admin")
+    assert said == ["75 s: warning: cannot look after the sites: ConnectionError: cannot log in"]
+
+
+def test_a_session_that_has_failed_is_closed(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a connection and threads of its own: of years of failures, those of one are there."""
+    opened: list[Any] = []
+
+    class Session:
+        def __init__(self, admin_kit: Path, admin: str) -> None:
+            opened.append(self)
+
+        def close(self) -> None:
+            opened.remove(self)
+            raise ConnectionError("it is closed all the same")
+
+        def get_connected_client_list(self) -> list[Any]:
+            raise TimeoutError("no reply")
+
+    (tmp_path / "federation.toml").write_text('sites = ["a"]')
+    monkeypatch.setattr(conductors, "session_of", Session)
+    conductors.main(tmp_path, "admin")
+    assert len(opened) == 1 and said == ["0 s: warning: cannot look after the sites: TimeoutError: no reply"]

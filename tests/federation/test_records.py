@@ -1,5 +1,6 @@
 """What a federation's folder remembers of its runs, for people and for monitors."""
 
+import errno
 import json
 import os
 import subprocess
@@ -50,6 +51,18 @@ def test_a_killed_run_is_not_alive(tmp_path: Path) -> None:
     assert not records.find(tmp_path, None).alive
     path.write_text("half of a fi")
     assert records.load(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nobody says here when a process began")
+def test_another_process_of_the_same_number_is_not_the_run(tmp_path: Path) -> None:
+    """As after a restart of the machine: who attached waited for ever, and the metrics said that it was under way."""
+    recorder(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        path = tmp_path / "records" / "fedavg-1.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "process": other.pid}))
+        assert not records.find(tmp_path, None).alive
+    again = records.Recorder(tmp_path, tmp_path / "runs" / "fedavg-2", os.getpid())
+    assert again.record.alive and records.find(tmp_path, "fedavg-2").alive
 
 
 def test_metrics_are_openmetrics(tmp_path: Path) -> None:
@@ -116,13 +129,21 @@ def test_following_a_log_loses_no_line(tmp_path: Path) -> None:
     assert said == ["first", "line 1", "line 2", "line 3"]
 
 
-def test_who_is_there(tmp_path: Path) -> None:
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_who_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     presence = records.Presence(tmp_path)
     presence.note("east", True)
     presence.note("north", True)
     presence.note("east", False)
     found = records.Presence(tmp_path).load()
     assert [found["east"][0], found["north"][0]] == [False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        presence.note("south", True)
+    assert presence.load() == found
     presence.clear()
     assert presence.load() == {}
 

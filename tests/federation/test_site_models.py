@@ -101,3 +101,10 @@ def test_where_the_server_has_the_model_the_site_says_so(tmp_path: Path) -> None
     run(tmp_path, **{**kit, "rounds": 1, "steps": 1})
     assert "where the server has one, it is in its run's folder" in export(tmp_path, "a")
     assert (tmp_path / "run" / "model.json").exists()
+
+
+@pytest.mark.parametrize("since", ["secure = true", "epsilon = 1.0"])
+def test_a_site_has_its_model_whatever_its_policy_has_come_to_want_of_runs(since: str, tmp_path: Path) -> None:
+    run(tmp_path, method="feddistill", rounds=1)
+    (tmp_path / "a" / "policy.toml").write_text(f"{since}\n{RULES}")
+    assert "last heard of 20" in export(tmp_path, "a")

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedgist.federation.protocol.answered import OnDisk
 from fedgist.secure import helper as helpers
 from fedgist.secure import masks
 from fedgist.secure.graph import Group, Refused
 from fedgist.secure.helper import SEALED, Helper, Seeded, form_of
 from fedgist.secure.party import Identity
-from fedgist.secure.past import Forgetful, OnDisk, Past
+from fedgist.secure.past import Forgetful, Past
 from parties import NAMES, Vectors, group, identities, same, total_of, vectors
 
 Sent = dict[str, tuple[Vectors, bytes]]

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedgist.federation.protocol.answered import OnDisk
 from fedgist.secure import opening as openings
 from fedgist.secure.graph import COMPLETE, CannotOpen, Refused, Sent, threshold
 from fedgist.secure.opening import Opening
 from fedgist.secure.party import BEFORE, COVERT, Identity, Party
-from fedgist.secure.past import Forgetful, OnDisk
+from fedgist.secure.past import Forgetful
 from parties import NAMES, Meeting, group, identities, parties, same, total_of, vectors
 
 SUBSETS = [s for count in (5, 6, 7) for s in itertools.combinations(NAMES, count)]

@@ -43,7 +43,7 @@ Trip = Callable[[Mapping[str, Leaves], type, type], dict[str, Leaves]]
 """Carries a message of the layer's own (of the first type) to each site; brings their answers, of the second."""
 
 
-class Unfit(ValueError):
+class Unfit(WireError):
     """A site's reply cannot be wrapped as the asker wants it; `Layer.mend` may know how it could."""
 
     def __init__(self, why: str, field: str = "", needed: int = 0):

@@ -51,12 +51,16 @@ def update(federation: "FederationFolder", files: Iterable[Path] = ()) -> tuple[
         if (federation.kit(site) / keys.FILE).is_file():
             announced[site] = keys.check(keys.announce(federation.kit(site)), _root(federation))
     before = {member.name: member for member in known.members}
+    owners = {key: member.name for member in known.members for key in member.keys if key}
     members = []
     for member in _members(federation, before):
         new = announced.get(member.name, member)
+        others = {owners.setdefault(key, member.name) for key in new.keys if key} - {member.name}
         if new.keys != member.keys and new.certificate != member.certificate:
             refused.append(f"keys of {member.name}: signed with a certificate that has been replaced")
-        members.append(new if new.certificate == member.certificate else member)
+        elif others:  # whoever knows a roster can announce what is in it
+            refused.append(f"keys of {member.name}: those of {min(others)}, which it cannot have made")
+        members.append(member if others or new.certificate != member.certificate else new)
     if tuple(members) == known.members:
         return known, refused
     return _publish(federation, roster.make(known.number + 1, known.federation, members)), refused
@@ -101,23 +105,32 @@ def _members(federation: "FederationFolder", before: Mapping[str, Member]) -> li
 def certificate_of(federation: "FederationFolder", subject: str) -> x509.Certificate:
     """The certificate that the authority gave a member last."""
     known = json.loads(_state(federation).read_text(encoding="utf-8"))
+    if subject not in known:
+        again = f"fedgist federation renew {federation.path} {subject}"
+        raise FedgistError(f"{subject} has no certificate, as its renewal broke off: do it again with `{again}`")
     return x509.load_pem_x509_certificate(known[subject]["cert"].encode("ascii"))
 
 
 def forget(federation: "FederationFolder", subjects: Iterable[str]) -> None:
     """Have the next provisioning give these members new certificates; which they had is kept, for a revocation."""
     known = json.loads(_state(federation).read_text(encoding="utf-8"))
-    replaced = issued(federation)
-    for subject in subjects:
-        replaced.setdefault(subject, []).append(keys.fingerprint(certificate_of(federation, subject)).hex())
+    there = [subject for subject in subjects if subject in known]  # others were forgotten by what broke off then
+    replaced = _replaced(federation) | {subject: issued(federation, subject) for subject in there}
+    for subject in there:
         del known[subject]
     storage.write(federation.authority / ISSUED, json.dumps(replaced, indent=1).encode())
     storage.write(_state(federation), json.dumps(known).encode())
     _state(federation).chmod(0o600)
 
 
-def issued(federation: "FederationFolder") -> dict[str, list[str]]:
-    """The certificates that members had before, by their SHA-256."""
+def issued(federation: "FederationFolder", subject: str) -> list[str]:
+    """All certificates that a member has had, by their SHA-256."""
+    known = json.loads(_state(federation).read_text(encoding="utf-8"))
+    now = [keys.fingerprint(certificate_of(federation, subject)).hex()] if subject in known else []
+    return list(dict.fromkeys([*_replaced(federation).get(subject, []), *now]))
+
+
+def _replaced(federation: "FederationFolder") -> dict[str, list[str]]:
     path = federation.authority / ISSUED
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

@@ -35,6 +35,8 @@ SETTLED = 1.5
 """Seconds for which nobody else has come: sites that are started together are to share a job."""
 PATIENCE = 150.0
 """Seconds that a job may take to begin."""
+COMES_UP = 60.0
+"""Seconds in which the server comes up; who cannot reach it afterwards says so."""
 PAUSES = 5.0, 120.0
 """Seconds until a site whose job did not begin gets another: at first, and at most; each time twice as many."""
 
@@ -153,19 +155,22 @@ def main(federation: Path, admin: str) -> None:
         _remove(Path(left))
     with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="fedgist-") as folder:
         where.write_text(folder, encoding="utf-8")
-        conductor, said = None, ""
+        conductor, said, failed, begun = None, "", False, time.monotonic()
         while True:
             try:
                 if conductor is None:
                     conductor = Conductor(federation, Path(folder), session_of(federation / "admin", admin))
-                elif said:
+                elif failed:
+                    with contextlib.suppress(Exception):  # it may be what has failed; its threads would stay otherwise
+                        conductor.session.close()
                     conductor.session = session_of(federation / "admin", admin)
                 conductor.step(time.monotonic())
-                said = ""
-            except Exception as error:  # the server may not be up yet, or be busy: what counts is that this goes on
-                if conductor is not None and str(error) != said:
-                    print(f"warning: cannot look after the sites: {type(error).__name__}: {error}", flush=True)
-                said = str(error) or type(error).__name__
+                said, failed = "", False
+            except Exception as error:  # the server may be busy: what counts is that this goes on
+                failed, why = True, f"{type(error).__name__}: {error}"
+                if why != said and (conductor is not None or time.monotonic() - begun > COMES_UP):
+                    print(f"warning: cannot look after the sites: {why}", flush=True)
+                    said = why
             time.sleep(0.5)
 
 

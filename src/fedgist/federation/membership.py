@@ -87,17 +87,19 @@ def renew(federation: FederationFolder, names: Sequence[str]) -> tuple[list[Path
 def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, Roster]:
     """Leave a site out for good: no run asks it, the roster does not have it, and its certificates are refused."""
     with held(federation) as now:
-        if name in revoked(now.server_kit).values():  # never a hint at another one, for which it would be for good
-            raise FedgistError(f"site {name} is revoked already")
         if name not in now.sites:
-            raise unknown("site", name, now.sites)
+            if name not in revoked(now.server_kit).values():
+                raise unknown("site", name, now.sites)
+            authority.update(now)  # if it broke off before that
+            raise FedgistError(
+                f"site {name} is revoked already"
+            )  # no hint at another one, for which it would be for good
         if len(now.sites) == 1:
             raise FedgistError(f"{name} is the only site: a federation without sites is none")
-        authority.forget(now, [name])
         today = datetime.now(UTC).date().isoformat()
         path = now.server_kit / REVOKED
         known = path.read_text("ascii") if path.is_file() else ""
-        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(now)[name]]
+        lines = [f"{digest} {name} {today}\n" for digest in authority.issued(now, name)]
         storage.write(path, "".join([known, *lines]).encode("ascii"))  # half a line would shut out everybody
         fewer = replace(now, sites=tuple(site for site in now.sites if site != name))
         kits.save(fewer)

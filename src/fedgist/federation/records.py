@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +68,8 @@ class Record:
     missing: dict[str, str] = field(default_factory=dict)
     """Why sites were left out, in the last round where they were."""
     error: str = ""
+    born: str = ""
+    """When its process began, as the kernel counts it: the number of a process is another's one day."""
 
     def log(self, federation: Path) -> Path:
         """What it says, if it was detached."""
@@ -82,7 +84,15 @@ class Record:
             return False
         except PermissionError:
             pass
-        return self.state == RUNNING
+        return self.state == RUNNING and self.born in ("", _born(self.process))
+
+
+def _born(process: int) -> str:
+    """When a process began; empty where the kernel does not say."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 class Recorder:
@@ -90,7 +100,8 @@ class Recorder:
 
     def __init__(self, federation: Path, folder: Path, process: int | None = None):
         self.federation = federation
-        self.record = Record(plain(folder.name, 100), str(folder.resolve()), process or os.getpid(), now())
+        process = process or os.getpid()
+        self.record = Record(plain(folder.name, 100), str(folder.resolve()), process, now(), born=_born(process))
         self._write()
 
     def start(self, title: str, done: int, rounds: int) -> None:
@@ -209,7 +220,8 @@ class Presence:
 
     def note(self, site: str, here: bool) -> None:
         known = self.load() | {site: (here, now())}
-        write_text(self.path, "".join(f"{name} {int(is_here)} {when}\n" for name, (is_here, when) in known.items()))
+        with suppress(OSError):  # a disk that is full must not end the server, which says so here
+            write_text(self.path, "".join(f"{name} {int(is_here)} {when}\n" for name, (is_here, when) in known.items()))
 
     def load(self) -> dict[str, tuple[bool, str]]:
         lines = self.path.read_text("utf-8").splitlines() if self.path.is_file() else []

@@ -158,9 +158,12 @@ class Members:
             return False
         new = [site for site, data in sorted(announced.items()) if self._is_new(site, data)]
         if new and self.federation.authority.is_dir():
-            signed, _ = membership.sign(self.federation)
-            log.info(f"roster {signed.number} has the keys of {', '.join(new)}")
-            return True
+            signed, refused = membership.sign(self.federation)
+            for why in refused:
+                log.warning(why)
+            if has := [site for site in new if not any(why.startswith(f"keys of {site}:") for why in refused)]:
+                log.info(f"roster {signed.number} has the keys of {', '.join(has)}")
+            return bool(has)
         if new:
             where = self.federation.path / authority.ANNOUNCED
             log.warning(f"the roster lacks keys of {', '.join(new)}: carry {where} to `fedgist federation roster`")

@@ -3,6 +3,7 @@
 import json
 import socket
 import ssl
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedgist.federation.protocol.desk import open_desk
 from fedgist.federation.protocol.envelope import Start
 from fedgist.federation.protocol.flare_site import FlareSite
 from fedgist.federation.protocol.helper_host import HelperHost
+from fedgist.federation.protocol.host import Host
 from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.site_host import SiteHost
@@ -29,7 +31,7 @@ LAST = 5
 class ProvisionedSite(FlareSite):
     """What NVFlare calls at a site that was started with `fedgist site start`."""
 
-    def make_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
+    def make_host(self, site: str, kit: Path) -> Host:
         return _host(site, kit) if _settings(kit).data else _helper(site, kit)
 
     def settings(self, kit: Path) -> object:
@@ -117,13 +119,13 @@ def status(kit: Path) -> list[str]:
     end = _ending(kit, name)
     lines.append(f"its certificate ends on {end.end:%Y-%m-%d}")
     lines += [f"warning: {end.warning}"] * bool(end.warning)
-    notes = audit.read(kit / "fedgist" / "audit.jsonl")
-    for note in [note for note in notes if note["direction"] == "leaves"][-LAST:]:
-        lines.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
-    lines += gains.known_gains(kit / "fedgist")[-LAST:]
-    for note in [note for note in notes if note.get("refused")][-LAST:]:
-        lines.append(f"{note['time']} refused: {note['why']}")
-    return lines
+    runs, refused = deque[str](maxlen=LAST), deque[str](maxlen=LAST)
+    for note in audit.read(kit / "fedgist" / "audit.jsonl"):
+        if note["direction"] == "leaves":
+            runs.append(f"{note['time']} {note['run']}: {' | '.join(note['leave']) or 'nothing'}")
+        if note.get("refused"):
+            refused.append(f"{note['time']} refused: {note['why']}")
+    return [*lines, *runs, *gains.known_gains(kit / "fedgist")[-LAST:], *refused]
 
 
 def _ending(kit: Path, name: str) -> membership.Ending:

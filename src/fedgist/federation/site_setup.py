@@ -25,8 +25,9 @@ from fedgist.federation import site_models
 from fedgist.federation.gains import Comparison, own_note
 from fedgist.federation.protocol import private_sums
 from fedgist.federation.protocol.envelope import Start
+from fedgist.federation.protocol.host import Enrol
 from fedgist.federation.protocol.policy import Policy, Refused
-from fedgist.federation.protocol.site_host import Enrol, MakeDesk, MakeLayer, SiteHost, no_desk, no_keys
+from fedgist.federation.protocol.site_host import MakeDesk, MakeLayer, SiteHost, no_desk, no_keys
 from fedgist.models import own_code
 from fedgist.options import build
 from fedgist.words import short

@@ -3,13 +3,8 @@
 Runs are deterministic: the same asked twice for two sets of sites would tell by subtraction what one of them sent.
 """
 
-import contextlib
-import json
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist.secure.graph import Group, Refused
@@ -46,44 +41,6 @@ class Forgetful:
 
     def write(self, record: Record) -> None:
         pass
-
-
-@dataclass(frozen=True)
-class OnDisk:
-    """A file, one line of JSON a record."""
-
-    path: Path
-
-    def records(self) -> list[Record]:
-        found = []
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else ():
-            with contextlib.suppress(ValueError):  # killed while it wrote: what was not whole was not answered
-                found.append(json.loads(line))
-        return found
-
-    def write(self, record: Record) -> None:
-        if not self.path.is_file():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-            _sync(self.path.parent)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("\n" * self._torn() + json.dumps(record, separators=(",", ":")) + "\n")
-        _sync(self.path)
-
-    def _torn(self) -> bool:
-        """Whether the last line has no end."""
-        with self.path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            return size > 0 and file.read(1) != b"\n"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fewest_apart(sets: Iterable[Collection[str]]) -> int:

@@ -28,10 +28,11 @@ from nvflare.collab.runtime.lifecycle import run_server
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
-from fedgist.federation.protocol import flare_link
+from fedgist.core.errors import FedgistError
+from fedgist.federation.protocol import flare_link, flare_transport
 from fedgist.federation.protocol.flare_link import FlareServer
-from fedgist.federation.protocol.flare_transport import Link
-from fedgist.federation.protocol.framing import read
+from fedgist.federation.protocol.flare_transport import FlareTransport, Link
+from fedgist.federation.protocol.framing import read, write
 
 
 class Site:
@@ -143,6 +144,27 @@ def test_a_site_that_is_gone_is_given_up_before_anybody_asks_it(
         time.sleep(0.5)
         assert held(address) == {"a", "old"}
     assert "site b does not answer any more" in caplog.text
+
+
+def test_a_job_that_hangs_holds_no_run_up(address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped or swapped out: who connects waits, and is told nothing; later, in the midst of a run."""
+    monkeypatch.setattr(flare_transport, "SPEAKS", 0.2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(address))
+        door.listen(8)
+        transport = FlareTransport(address.parent)
+        assert transport.refresh() == set()
+        door.accept()[0].close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flare_transport, "SPEAKS", 5.0)
+            threading.Thread(target=transport.refresh).start()
+            with door.accept()[0] as link, link.makefile("rwb") as stream:
+                write(stream, b'["a"]')
+                assert within(10, lambda: transport.sites == {"a"})
+                patch.undo()
+                with pytest.raises(FedgistError, match="the NVFlare server ended the job"):
+                    transport.exchange({"a": b"x"}, 0.2, 1)
+        transport.close()
 
 
 def test_a_run_that_ends_leaves_another_alone(address: Path) -> None:

@@ -287,6 +287,22 @@ def test_a_site_on_nvflare_ends_its_process(monkeypatch: pytest.MonkeyPatch, cap
     assert ended == [0] and "cannot be broken off; its process ends" in caplog.text
 
 
+def test_a_deadline_that_is_passed_over_holds_at_the_end() -> None:
+    """As by Python itself, in what it calls when an object goes: the answer was sent after all, however late it was."""
+
+    def deaf() -> None:
+        late = False
+        with deadline.within_seconds(0.05):
+            while not late:
+                try:
+                    time.sleep(0.001)
+                except deadline.TookTooLong:
+                    late = True
+
+    with pytest.raises(deadline.TookTooLong):
+        deaf()
+
+
 def test_a_deadline_that_is_kept_leaves_no_trace() -> None:
     with deadline.within_seconds(0.05):
         pass

@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedgist.core.message import WireError
 from fedgist.federation.protocol import desk as desks
+from fedgist.federation.protocol.answered import Seen
 from fedgist.federation.protocol.desk import SealingDesk, open_desk
-from fedgist.federation.protocol.letters import About, Seen, bundle, nonce_of, unbundle
+from fedgist.federation.protocol.letters import About, bundle, nonce_of, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.policy import Refused
 from fedgist.federation.protocol.roster import make
@@ -62,8 +63,7 @@ def test_a_desk_that_forgets_a_part_of_the_place_is_found(forgotten: str) -> Non
             return super()._cipher(replace(about, **{forgotten: ""}), other)
 
     def careless(id: str) -> SealingDesk:
-        made = desk(id)
-        return Forgetful(id, made._private, made._public, made._roster)
+        return Forgetful(desk(id).identity)
 
     assert opened_elsewhere(careless) == [forgotten]
 
@@ -87,7 +87,7 @@ def test_another_roster_is_refused_and_gives_other_keys() -> None:
     other = open_desk("1", replace(NETWORK, roster=newer.digest), newer, PRIVATE["1"])
     with pytest.raises(WireError):
         other.open(ABOUT, desk("0").seal(ABOUT, b"hello"))
-    with pytest.raises(Refused, match="does not have the keys"):
+    with pytest.raises(Refused, match="roster 1 has other keys of this site"):
         open_desk("0", NETWORK, ROSTER, PRIVATE["1"])
     with pytest.raises(Refused, match="no keys of 9"):
         desk("0").seal(replace(ABOUT, receiver="9"), b"")

@@ -15,6 +15,7 @@ from fedgist.federation.protocol.envelope import (
     Ready,
     Refusal,
     Reply,
+    Unfitting,
     seal,
 )
 from fedgist.federation.protocol.policy import Policy
@@ -145,6 +146,16 @@ def test_introductions(tmp_path: Path) -> None:
     found = ask_introductions(wire, ["a", "b", "c"], Question("asking", [1, 1, 1], 2), 5)
     assert (found["a"], found["c"]) == (Introduced("lenet5", PROTOCOL, b""), Introduced("", PROTOCOL, b""))
     assert isinstance(found["b"], Lost) and "policy" in found["b"].why
+
+
+def test_what_does_not_fit_is_an_answer_to_a_request_alone(tmp_path: Path) -> None:
+    """To a question and to a start it is that site's failure, and ends nobody's run."""
+    wire, unfit = Wire(tmp_path), seal(Unfitting("field", 7, "needs more"))
+    wire.spoil = lambda id, data: unfit if id == "b" else data
+    found = ask_introductions(wire, ["a", "b"], Question("asking", [1, 1, 1], 2), 5)
+    assert isinstance(found["a"], Introduced) and found["b"] == Lost("needs more")
+    report = engine(wire).run_round()
+    assert report.answered == 2 and report.missing == {"b": "does not take part: needs more"}
 
 
 def test_sites_keep_what_the_last_two_snapshots_need(tmp_path: Path) -> None:

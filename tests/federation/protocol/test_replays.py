@@ -252,8 +252,15 @@ def test_a_full_disk_is_a_refusal_and_leaves_a_log_that_can_be_read(
     assert opened(site.handle(request())) == Refusal(False, failed, digest(request()))
     monkeypatch.undo()
     assert isinstance(opened(site.handle(request())), Reply)
-    lines = audit.read(site.audit.path)
-    assert [line["direction"] for line in lines] == ["in", "leaves", "out", "in", "in", "out"]
+    assert [line["direction"] for line in audit.read(site.audit.path)] == ["in", "leaves", "out", "in", "in", "out"]
+
+
+def test_nothing_in_a_note_takes_it_out_of_the_log(tmp_path: Path) -> None:
+    """A server must not hide what it asked by letters at which lines may be broken."""
+    log = audit.Audit(tmp_path / "audit.jsonl")
+    for why in ("none", "of\x85its\u2028own\x1c", "\r\n"):
+        log.note("in", why=why)
+    assert [line["why"] for line in audit.read(log.path)] == ["none", "of\x85its\u2028own\x1c", "\r\n"]
 
 
 def test_a_clock_that_was_set_back_takes_no_current_run_away(tmp_path: Path) -> None:
@@ -264,6 +271,12 @@ def test_a_clock_that_was_set_back_takes_no_current_run_away(tmp_path: Path) -> 
             for file in [*path.iterdir(), path]:
                 os.utime(file, (2e9 - number, 2e9 - number))
     assert asked(host(tmp_path).handle(request(run="run-2"))) == 1
+
+
+def test_a_file_beside_the_runs_is_nobodys_business(tmp_path: Path) -> None:
+    (tmp_path / "a" / "runs").mkdir(parents=True)
+    (tmp_path / "a" / "runs" / "note.txt").write_text("to be looked at")
+    assert asked(started(tmp_path).handle(request())) == 1
 
 
 def test_drafts_of_a_killed_site_are_cleared(tmp_path: Path) -> None:

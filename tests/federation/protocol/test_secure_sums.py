@@ -24,7 +24,8 @@ from fedgist.engines.schemes import HelperSide, Simulated
 from fedgist.engines.secure_sum import SecureSum, masked
 from fedgist.experiments.inputs import build_model
 from fedgist.families.global_model import Local
-from fedgist.federation.protocol.envelope import Refusal, Request, Start, seal, unseal
+from fedgist.federation.protocol import audit
+from fedgist.federation.protocol.envelope import Question, Refusal, Request, Start, Unfitting, seal, unseal
 from fedgist.federation.protocol.helper_host import HelperHost
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
@@ -146,6 +147,21 @@ def test_with_too_few_the_round_is_skipped_and_says_so(tmp_path: Path) -> None:
     assert report.skipped and "4 sites gave shares of the keys of 0: 5 are needed" in report.skipped
     wire.spoil, engine.gone, engine.lost = lambda id, data: data, {}, set()
     assert engine.run_round().skipped is None  # nobody takes too few signatures for those of another set
+
+
+def test_who_says_that_keys_do_not_fit_is_as_one_who_vanishes(tmp_path: Path) -> None:
+    wire = Wire("fedavg", tmp_path)
+    unfit = seal(Unfitting("w", 7, "needs more"))
+    wire.spoil = lambda id, data: Lost("") if id == "3" and kind_of(data).endswith("Unmask") else data
+    exchange = wire.exchange
+
+    def lie(requests: Any, timeout: float, enough: int) -> dict[str, bytes | Lost]:
+        return {id: unfit if found == Lost("") else found for id, found in exchange(requests, timeout, enough).items()}
+
+    wire.exchange = lie  # type: ignore[method-assign]
+    engine = wire.engine()
+    assert engine.run_round().skipped is None
+    assert engine.missing == {"3": "did not help to open the sum: needs more"}
 
 
 def test_with_three_trips_everybody_has_seen_the_signatures(tmp_path: Path) -> None:
@@ -443,6 +459,12 @@ def test_a_helper_answers_nothing_else_and_makes_no_more_than_it_bears(helped: W
         said = unseal(host.handle(seal(header)))[0]
         assert isinstance(said, Refusal) and said.refused and "answers nothing but sums of masks" in said.why
     assert "not an envelope" in unseal(host.handle(b"what"))[0].why  # type: ignore[union-attr]
+    notes = [
+        (note["direction"], note["kind"]) for note in audit.read(tmp_path / "6" / "audit.jsonl") if "refused" in note
+    ]
+    assert notes == [("out", "Refusal")] * 3  # as `site status` shows them
+    old = seal(Question("fedavg", [1], 2, protocol=1), protocol=1)
+    assert b"sha256" not in host.handle(old)  # of which a server with version 1 of the protocol knows nothing
     helped.hosts["6"] = helper_host(tmp_path, replace(TRIAL, max_model=100))  # type: ignore[assignment]
     assert helped.engine(helper="6").run_round().skipped
     assert any("bytes of masks are more than the 1,600 that this helper makes" in why for why in helped.whys())

@@ -112,9 +112,6 @@ class PoolCache:
                 self._stacks[tensor] = stack
         return stack.tensor
 
-    def __len__(self) -> int:
-        return len({id(stack) for stack in self._stacks.values()})
-
 
 @dataclass(frozen=True, eq=False)
 class _Stack:

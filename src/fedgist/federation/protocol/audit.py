@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-import os
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from fedgist import storage
 
 
 class Audit:
@@ -22,18 +24,11 @@ class Audit:
 
     def note(self, direction: str, **about: Any) -> None:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "direction": direction, **about}
-        text = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-        with self.path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                text = text if file.read(1) == b"\n" else b"\n" + text  # a full disk left half a line
-            file.write(text)
+        storage.append(self.path, json.dumps(line, ensure_ascii=False).encode(), synced=False)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of an audit log, but for those of which a full disk or a loss of power left only a part."""
-    found = []
-    for line in path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []:
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The notes of an audit log, one by one: it is kept for years. What a loss of power spoiled is passed over."""
+    for line in storage.lines(path):
         with suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+            yield json.loads(line)

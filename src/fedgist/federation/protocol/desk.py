@@ -8,10 +8,9 @@ after a resume with another content. A letter that is opened as anything else th
 
 import json
 import secrets
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -22,28 +21,23 @@ from fedgist.federation.protocol.letters import NONCE, About
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.policy import Refused
 from fedgist.federation.protocol.roster import Roster
+from fedgist.federation.protocol.secure_sums import check_roster, identity_of
+from fedgist.secure.party import Identity
 
 PURPOSE = b"fedgist letter 1"
 
 
 def open_desk(name: str, network: Network, roster: Roster, keys: SiteKeys) -> "SealingDesk":
     """A site's desk for a run, if the run goes by the site's own roster, which has its keys and those of all others."""
-    if network.roster != roster.digest:
-        raise Refused(
-            f"the run goes by another roster than this site's, which is number {roster.number}, {roster.digest[:16]}…"
-        )
-    public = {one.name: one.agreement for one in roster.members if one.enrolled}
-    if public.get(name) != keys.agreement.public_key().public_bytes_raw():
-        raise Refused(f"roster {roster.number} does not have the keys that are in this site's kit")
-    return SealingDesk(name, keys.agreement, public, roster.digest)
+    check_roster(network.roster, roster)
+    return SealingDesk(identity_of(name, roster, keys))
 
 
+@dataclass(frozen=True)
 class SealingDesk:
-    """A site's, with its private key, everybody's public ones, and the digest of the roster that they are from."""
+    """A site's."""
 
-    def __init__(self, name: str, private: X25519PrivateKey, public: Mapping[str, bytes], roster: str):
-        self.name, self._private, self._public, self._roster = name, private, public, roster
-        self._agreed: dict[str, bytes] = {}
+    identity: Identity
 
     def seal(self, about: About, data: bytes) -> bytes:
         nonce = secrets.token_bytes(NONCE)
@@ -57,10 +51,9 @@ class SealingDesk:
             raise WireError(f"a letter that {about.sender} has not sealed for this place") from None
 
     def _cipher(self, about: About, other: str) -> ChaCha20Poly1305:
-        if other not in self._agreed:
-            if other not in self._public:
-                raise Refused(f"the roster has no keys of {other}")
-            self._agreed[other] = self._private.exchange(X25519PublicKey.from_public_bytes(self._public[other]))
-        place = [self._roster, about.run, about.version, about.sender, about.receiver, about.answers]
-        key = HKDF(SHA256(), 32, PURPOSE, json.dumps(place).encode()).derive(self._agreed[other])
+        if other not in self.identity.public:
+            raise Refused(f"the roster has no keys of {other}")
+        roster = self.identity.roster.hex()
+        place = [roster, about.run, about.version, about.sender, about.receiver, about.answers]
+        key = HKDF(SHA256(), 32, PURPOSE, json.dumps(place).encode()).derive(self.identity.secret(other))
         return ChaCha20Poly1305(key)

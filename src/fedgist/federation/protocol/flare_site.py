@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedgist.federation.protocol.envelope import Refusal, digest, seal
 from fedgist.federation.protocol.flare_link import collab
-from fedgist.federation.protocol.helper_host import HelperHost
+from fedgist.federation.protocol.host import Host
 from fedgist.federation.protocol.site_host import SiteHost
 
 log = logging.getLogger("fedgist")
@@ -31,11 +31,11 @@ def _end(site: str) -> None:
 class FlareSite(ABC):
     """Abstract: the object that NVFlare calls at a site."""
 
-    _host: SiteHost | HelperHost | None = None
+    _host: Host | None = None
     _made_from: object = None
 
     @abstractmethod
-    def make_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
+    def make_host(self, site: str, kit: Path) -> Host:
         """What answers there."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class FlareSite(ABC):
             return seal(Refusal(False, "it cannot begin; the log of the site says why", digest(envelope)))
         return host.handle(envelope)
 
-    def _present_host(self, site: str, kit: Path) -> SiteHost | HelperHost:
+    def _present_host(self, site: str, kit: Path) -> Host:
         found = self.settings(kit)
         if self._host is None or found != self._made_from:
             self._host, self._made_from = self.make_host(site, kit), found

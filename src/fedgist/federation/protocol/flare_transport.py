@@ -20,12 +20,16 @@ CUT = Lost("lost its connection")
 BACK = 90.0
 """Seconds for the sites of a job that has ended, or cannot reach them any more, to be in another, if they are heard."""
 
+SPEAKS = 10.0
+"""Seconds that a job may take to say what it could say by then: one that hangs must not hold up a run for ever."""
+
 
 class Link:
     """A connection to a job that holds sites."""
 
     def __init__(self, address: Path):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(SPEAKS)
         try:
             self._socket.connect(str(address))
             self._stream = self._socket.makefile("rwb")
@@ -39,6 +43,7 @@ class Link:
         found: dict[str, bytes | Lost] = {}
         order = {"sites": list(requests), "timeout": timeout, "enough": enough}
         until = time.monotonic() + timeout
+        self._socket.settimeout(timeout + SPEAKS)
         write(self._stream, json.dumps(order).encode(), *requests.values())
         while outcome := json.loads(self._receive()):
             data = self._receive()

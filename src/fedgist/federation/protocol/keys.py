@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.x509.oid import NameOID
 
 from fedgist.core.errors import FedgistError
@@ -99,6 +99,10 @@ def check(data: bytes, root: x509.Certificate) -> Member:
         tls.verify(signature, PURPOSE + public, PADDING, hashes.SHA256())
     except InvalidSignature:
         raise FedgistError(f"keys of {who}: they are not signed by the key of its certificate") from None
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public[32:]))
+    except ValueError:  # as zeros, with which everybody would fail
+        raise FedgistError(f"keys of {who}: nobody can agree on a secret with that of X25519") from None
     return Member(who, fingerprint(certificate), public[:32], public[32:])
 
 

@@ -1,14 +1,11 @@
 """What sites write to each other, as it travels with an envelope; sealed and opened it is elsewhere (desk.py)."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from fedgist.core.message import WireError
-from fedgist.federation.protocol.policy import Refused
 
 NONCE, TAG = 12, 16
 """Bytes by which a letter is longer than what is in it."""
@@ -38,25 +35,6 @@ class Desk(Protocol):
 
 def nonce_of(letter: bytes) -> str:
     return letter[:NONCE].hex()
-
-
-class Seen:
-    """The nonces of the letters that a site has opened in a run; each is on the disk before its letter is answered."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._known = set(path.read_text("ascii").split()) if path.is_file() else set()
-
-    def note(self, nonce: str) -> None:
-        """Refuses a letter that was opened before: who has something to ask once more seals it anew."""
-        if nonce in self._known:
-            raise Refused("a letter that it has opened before")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="ascii") as file:
-            file.write(f"\n{nonce}")  # a torn line before it stays apart
-            file.flush()
-            os.fsync(file.fileno())
-        self._known.add(nonce)
 
 
 def bundle(told: Mapping[str, Any], letters: Mapping[str, bytes]) -> bytes:

@@ -6,7 +6,7 @@ message, how long; and of an evaluation a sum of scores.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fedgist import storage
 from fedgist.core.codec import Size
@@ -20,12 +20,13 @@ from fedgist.federation.protocol.envelope import Delivered, Delivery, Step, Step
 from fedgist.federation.protocol.letters import bundle, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.peer_site import ASKED, FINISHED, SKIPPED
-from fedgist.federation.protocol.remote_engine import RemoteEngine, Transport
+from fedgist.federation.protocol.remote_engine import RemoteEngine, Transport, open_as
 from fedgist.words import plain
 
 Mail = dict[str, dict[str, bytes]]
 """Letters by receiver and sender."""
 Row = tuple[Entry, Size]
+S = TypeVar("S", Stepped, Delivered)
 
 
 class PeerEngine(RemoteEngine):
@@ -112,18 +113,19 @@ class PeerEngine(RemoteEngine):
             state, keep, node = self._state(id), self._keep(id), self.nodes.get(id, "")
             header = Step(self.run, self.round, self.exchange, state, node, keep, here, self._tokens[id])
             steps[id] = seal(header, bundle({"absent": absent.get(id, {})}, mail.get(id, {})))
+
+        def read(id: str, data: bytes) -> tuple[Stepped, dict[str, Any], dict[str, bytes], list[Row]]:
+            stepped, told, letters = self._checked(*open_as(Stepped, data, steps[id]))
+            return stepped, told, letters, self._rows(id, told)
+
         found: dict[str, tuple[Stepped, str, dict[str, bytes]]] = {}
         rows: list[Row] = []
-        left = f"left round {self.round} at exchange {self.exchange}"
-        for id, (header, payload) in self._call(steps, Stepped, left).items():
-            try:
-                told, letters = self._checked(header, payload)
-                rows += self._rows(id, told)
-            except WireError as error:
-                self._miss(id, f"{left}: {error}")
-            else:
-                found[id] = header, plain(str(told.get("why"))), letters
-                self._heard(id, told)
+        for id, (stepped, told, letters, own) in self._call(
+            steps, read, f"left round {self.round} at exchange {self.exchange}"
+        ).items():
+            rows += own
+            found[id] = stepped, plain(str(told.get("why"))), letters
+            self._heard(id, told)
         # In one process an exchange's replies are counted before the requests of the next.
         for entry, size in sorted(rows, key=lambda row: (row[0].exchange, row[0].direction == "up")):
             self.ledger.write(entry, size)
@@ -151,30 +153,31 @@ class PeerEngine(RemoteEngine):
             state, keep = self._state(id), self._keep(id)
             header = Delivery(self.run, self.round, self.exchange, state, keep, self._tokens[id])
             deliveries[id] = seal(header, bundle({}, letters))
+
+        def read(id: str, data: bytes) -> tuple[Delivered, dict[str, Any], dict[str, bytes]]:
+            return self._checked(*open_as(Delivered, data, deliveries[id]))
+
         back, changed = Mail(), set[str]()
-        failed = f"did not take its letters of exchange {self.exchange}"
-        for id, (header, payload) in self._call(deliveries, Delivered, failed).items():
-            try:
-                told, letters = self._checked(header, payload)
-            except WireError as error:
-                self._miss(id, f"{failed}: {error}")
-                continue
-            changed |= {id} if header.changed else set()
+        for id, (answered, told, letters) in self._call(
+            deliveries, read, f"did not take its letters of exchange {self.exchange}"
+        ).items():
+            changed |= {id} if answered.changed else set()
             for asker, letter in letters.items():
                 if asker in there[id]:
                     back.setdefault(asker, {})[id] = letter
-            refused = told.get("refused")
-            for asker, why in refused.items() if isinstance(refused, dict) else ():
-                self._miss(id, f"refused {plain(asker)}: {why}")
+            refused: Any = told.get("refused")
+            for asker in sorted(there[id].keys() & refused.keys()) if isinstance(refused, dict) else ():
+                self._miss(id, f"refused {asker}: {refused[asker]}")
         for id, letters in there.items():
             for asker in letters.keys() - {asker for asker, found in back.items() if id in found}:
                 absent.setdefault(asker, {})[id] = self.missing.get(id, "did not answer")
         return back, absent, changed
 
-    def _checked(self, header: Stepped | Delivered, payload: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _checked(self, header: S, payload: bytes) -> tuple[S, dict[str, Any], dict[str, bytes]]:
+        """What a site says in this exchange: how far it came, what else it tells, and its letters."""
         if (header.run, header.version) != (self.run, version_of("round", self.round, self.exchange)):
             raise WireError("it answers another request")
-        return unbundle(payload)
+        return header, *unbundle(payload)
 
     def _state(self, id: str) -> str:
         return self.working.get(id, self.versions.get(id, ""))

@@ -22,6 +22,7 @@ from fedgist.engines.engine import Asker, SiteFailure, misfits, outliers
 from fedgist.engines.layer import version_of
 from fedgist.engines.scheduler import Finished, Role, until_ask
 from fedgist.families.evaluation import Hits, Score
+from fedgist.federation.protocol.answered import Seen
 from fedgist.federation.protocol.envelope import (
     Delivered,
     Delivery,
@@ -32,7 +33,7 @@ from fedgist.federation.protocol.envelope import (
     seal,
     unseal,
 )
-from fedgist.federation.protocol.letters import About, Desk, Seen, bundle, nonce_of, unbundle
+from fedgist.federation.protocol.letters import About, Desk, bundle, nonce_of, unbundle
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.site_run import SiteRun

@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -31,7 +31,6 @@ from fedgist.engines.scheduler import Executor, Finished, Role, until_ask
 from fedgist.federation.protocol.envelope import (
     AGAIN,
     PROTOCOL,
-    Header,
     Introduction,
     Question,
     Ready,
@@ -50,6 +49,9 @@ from fedgist.words import plain
 log = logging.getLogger("fedgist")
 
 REFUSED = "refused: "
+
+T = TypeVar("T")
+H = TypeVar("H")
 
 
 @dataclass(frozen=True)
@@ -222,10 +224,10 @@ class RemoteEngine(Engine):
             self._start(self.ids)
         packed: dict[tuple[int, str], tuple[Leaves, bytes]] = {}
         sent: dict[str, Asked] = {}
-        asked = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
-        invited = self.layer.invite(self.here, ask.reply, asked)
+        to = self.layer.choose(self.here, sorted(set(ask.to) - self.gone.keys()))
+        invited = self.layer.invite(self.here, ask.reply, to)
         invitation = self._invitation(invited)
-        for name in asked:
+        for name in to:
             self.handler(ask, name)
             msg, model = ask.to[name], self.info[name]["model"]
             if (key := (id(msg), model)) not in packed:
@@ -234,7 +236,8 @@ class RemoteEngine(Engine):
             self.count(SERVER, name, "down", type(msg), packed[key][0])
             self.count_all("down", self.invitations(SERVER, name, invited))
             sent[name] = self._sealed(name, tag_of(type(msg)), invitation + packed[key][1], len(invitation))
-        answers = self._exchange(sent, self.patience.count(len(sent), ask.at_least))
+        envelopes = {id: asked.envelope for id, asked in sent.items()}
+        answers = self._exchange(envelopes, self.patience.count(len(sent), ask.at_least))
         unfit: dict[str, Unfit] = {}
         replies = self._replies(ask, sent, answers, unfit)
         for name, leaves in replies.items():
@@ -253,19 +256,18 @@ class RemoteEngine(Engine):
 
     def _trip(self, messages: Mapping[str, Leaves], request: type, reply: type) -> dict[str, Leaves]:
         """Carry the layer's own messages to sites; who does not answer one is not in what comes back."""
-        asked = {}
+        asked: dict[str, Asked] = {}
         for id, leaves in sorted(messages.items()):
             self.count(SERVER, id, "down", request, leaves)
             asked[id] = self._sealed(id, tag_of(request), to_bytes(request, leaves))
-        found: dict[str, Leaves] = {}
-        for id, data in sorted(self._exchange(asked, len(asked)).items()):
-            try:
-                _, payload = _reply(data, asked[id])
-                found[id] = self.codec_of(id).read(reply, payload)
-            except (SiteFailure, WireError) as error:
-                self._miss(id, f"did not help to open the sum: {error}")
-            else:
-                self.count(id, SERVER, "up", reply, found[id])
+
+        def read(id: str, data: bytes) -> Leaves:
+            return self.codec_of(id).read(reply, _reply(data, asked[id])[1])
+
+        envelopes = {id: one.envelope for id, one in asked.items()}
+        found = self._call(envelopes, read, "did not help to open the sum")
+        for id, leaves in found.items():
+            self.count(id, SERVER, "up", reply, leaves)
         return found
 
     def _replies(
@@ -287,8 +289,10 @@ class RemoteEngine(Engine):
                 unfit[id] = error
             except SiteFailure as failure:
                 self._miss(id, why := str(failure))
-                self.gone |= {id: plain(why)} if why == AGAIN or self.layer.over(why) else {}
-                self.lost |= {id} if why == AGAIN else set()
+                if self.layer.over(why):
+                    self._leave_out(id, why)
+                elif why == AGAIN:
+                    self._leave_out(id, why, until_back=True)
             except WireError as error:
                 self._miss(id, f"sent what cannot be used: {error}")
             else:
@@ -312,38 +316,40 @@ class RemoteEngine(Engine):
         fingerprint = header.fingerprint(payload) if spoken > 1 else ""
         return Asked(seal(header, payload, spoken), (header.run, header.version, fingerprint))
 
-    def _exchange(self, requests: Mapping[str, Asked], enough: int) -> dict[str, bytes]:
+    def _exchange(self, envelopes: Mapping[str, bytes], enough: int) -> dict[str, bytes]:
         """The envelopes of those who sent one back. Who is lost is not asked again; who is late only misses out."""
-        if not requests:
+        if not envelopes:
             return {}
-        envelopes = {id: asked.envelope for id, asked in requests.items()}
         answers = self.transport.exchange(envelopes, self.patience.timeout, enough)
-        for id in sorted(requests):
+        for id in sorted(envelopes):
             found = answers.get(id)
             if found is None:
                 self._miss(id, "was not among the first to answer")
             elif isinstance(found, Lost) and id not in self.ids:
                 self._miss(id, found.why)
             elif isinstance(found, Lost):
-                self.gone[id] = found.why
-                self.lost.add(id)
+                self._leave_out(id, found.why, until_back=True)
                 self._miss(id, f"{found.why}; the run goes on without it until it is back")
         self._check_enough()
-        return {id: found for id, found in answers.items() if id in requests and isinstance(found, bytes)}
+        return {id: found for id, found in answers.items() if id in envelopes and isinstance(found, bytes)}
 
-    def _call(self, envelopes: Mapping[str, bytes], kind: type[Any], failed: str) -> dict[str, tuple[Any, bytes]]:
-        """Send each its envelope; what comes back, by site, if it is of that kind. Who `failed` is missing."""
-        found: dict[str, tuple[Any, bytes]] = {}
-        asked = {id: Asked(envelope, (self.run, "", "")) for id, envelope in envelopes.items()}
-        for id, data in sorted(self._exchange(asked, len(asked)).items()):
+    def _call(self, envelopes: Mapping[str, bytes], read: Callable[[str, bytes], T], failed: str) -> dict[str, T]:
+        """Send each its envelope; what is read in what comes back, by site. Who `failed` is missing."""
+        found: dict[str, T] = {}
+        for id, data in sorted(self._exchange(envelopes, len(envelopes)).items()):
             try:
-                found[id] = _open(data, kind, envelopes[id])
+                found[id] = read(id, data)
             except (SiteFailure, WireError) as error:
                 self._miss(id, f"{failed}: {error}")
-                if str(error) == AGAIN:
-                    self.gone[id] = AGAIN
-                    self.lost.add(id)
+                if str(error) == AGAIN and id in self.ids:
+                    self._leave_out(id, AGAIN, until_back=True)
         return found
+
+    def _leave_out(self, id: str, why: str, until_back: bool = False) -> None:
+        """Ask a site no more, or not until it can be asked again."""
+        self.gone[id] = plain(why)
+        if until_back:
+            self.lost.add(id)
 
     def _miss(self, id: str, why: str) -> None:
         why = plain(why)
@@ -356,7 +362,7 @@ class RemoteEngine(Engine):
     def _start(self, ids: Iterable[str]) -> None:
         """Tell sites what this run is; those that will not or cannot take part are left out, and named."""
         self._started = True
-        starts: dict[str, Asked] = {}
+        starts: dict[str, bytes] = {}
         for id in ids:
             if id in self.gone:
                 continue
@@ -371,13 +377,12 @@ class RemoteEngine(Engine):
             )
             spoken = self.protocols.get(id, PROTOCOL)
             self._tokens[id] = secrets.token_hex(8) if spoken > 1 else ""
-            starts[id] = Asked(seal(start, self._tokens[id].encode(), spoken), (self.run, "", ""))
+            starts[id] = seal(start, self._tokens[id].encode(), spoken)
         for id, answer in self._exchange(starts, len(starts)).items():
             try:
-                _open(answer, Ready, starts[id].envelope)
+                open_as(Ready, answer, starts[id])
             except (WireError, SiteFailure) as error:
-                self.gone[id] = plain(str(error))
-                self.lost |= {id} if isinstance(error, WireError) else set()  # what was damaged may be sent again
+                self._leave_out(id, str(error), until_back=isinstance(error, WireError))  # what was damaged
                 self._miss(id, f"does not take part: {error}")
         self._check_enough()
 
@@ -429,7 +434,7 @@ class Introduced:
 
 
 def _introduced(answer: bytes, asked: bytes) -> Introduced:
-    header, payload = _open(answer, Introduction, asked)
+    header, payload = open_as(Introduction, answer, asked)
     return Introduced(plain(header.model, 100), header.protocol, payload)
 
 
@@ -450,15 +455,14 @@ def describe(task: Task) -> dict[str, Any]:
 
 def _reply(data: bytes, asked: Asked) -> tuple[Reply, bytes]:
     """The reply, if it is one to that request."""
-    header, payload = _open(data, Reply, asked.envelope)
+    header, payload = open_as(Reply, data, asked.envelope)
     if (header.run, header.version, header.request) != asked.named:
         raise WireError("it answers another request")
     return header, payload
 
 
-def _open(data: bytes, kind: type[Any], asked: bytes) -> tuple[Any, bytes]:
+def open_as(kind: type[H], data: bytes, asked: bytes) -> tuple[H, bytes]:
     """The envelope, if it is of that kind; a refusal of what was asked becomes the error that it tells."""
-    header: Header
     header, payload = unseal(data)
     if isinstance(header, (Unfitting, Refusal)) and header.request not in ("", digest(asked)):
         raise WireError(f"it answers another request, or one that was damaged: {header.why}")

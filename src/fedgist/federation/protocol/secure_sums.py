@@ -15,13 +15,13 @@ from typing import Any
 from fedgist.engines.layer import PlainSite, SiteLayer
 from fedgist.engines.schemes import Helped, HelperSide, Masks, MaskSide
 from fedgist.engines.secure_sum import SecureSite, SecureSum
+from fedgist.federation.protocol.answered import OnDisk
 from fedgist.federation.protocol.envelope import Start, seal
 from fedgist.federation.protocol.keys import SiteKeys
 from fedgist.federation.protocol.policy import Policy, Refused
 from fedgist.federation.protocol.roster import Roster
 from fedgist.secure.helper import Helper, Seeded
 from fedgist.secure.party import BEFORE, COVERT, Identity, Party
-from fedgist.secure.past import OnDisk
 from fedgist.secure.ring import Grid
 
 KIND = 3
@@ -45,10 +45,7 @@ def site_layer(name: str, start: Start, folder: Path, rules: Policy, roster: Ros
     if not start.layer:
         return plain(rules)
     told = _read(start.layer)
-    if told["roster"] != roster.digest:
-        raise Refused(
-            f"the run goes by another roster than this site's, which is number {roster.number}, {roster.digest[:16]}…"
-        )
+    check_roster(told["roster"], roster)
     identity, alike, least = identity_of(name, roster, keys), _alike(start), max(rules.min_sum, told["group"])
     memory = OnDisk(folder / "sums" / f"{alike[:32]}.jsonl")
     hiding: Party | Seeded
@@ -71,6 +68,14 @@ def helper_side(name: str, folder: Path, rules: Policy, roster: Roster, keys: Si
     """A helper's half, the same for all runs."""
     helper = Helper(identity_of(name, roster, keys), OnDisk(folder / HELPED), rules.min_sum)
     return HelperSide(_enrolled(roster), helper, 16 * rules.max_model)
+
+
+def check_roster(digest: str, own: Roster) -> None:
+    """Refuses a run that goes by a roster with this digest, if that is not the site's own."""
+    if digest != own.digest:
+        raise Refused(
+            f"the run goes by another roster than this site's, which is number {own.number}, {own.digest[:16]}…"
+        )
 
 
 def identity_of(name: str, roster: Roster, keys: SiteKeys) -> Identity:

@@ -1,16 +1,12 @@
-"""What a site runs: it takes an envelope, checks it and its policy, and lets the run that it is about answer.
+"""What a site runs: it holds an envelope against its policy, and lets the run that it is about answer.
 
-Every envelope that comes and goes is in the audit log. One run is in memory; others are taken up from the disk.
+One run is in memory; others are taken up from the disk.
 """
 
-import fcntl
 import logging
 import re
-import secrets
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +17,11 @@ from fedgist.core.message import WireError
 from fedgist.core.method import Method
 from fedgist.core.task import Model
 from fedgist.data.client_data import ClientData
-from fedgist.engines.engine import SiteFailure
-from fedgist.engines.layer import PlainSite, SiteLayer, Unfit
+from fedgist.engines.layer import PlainSite, SiteLayer
+from fedgist.engines.private import Promise
 from fedgist.engines.scheduler import Executor
 from fedgist.federation.protocol import network as networks
 from fedgist.federation.protocol import private_sums
-from fedgist.federation.protocol.audit import Audit
 from fedgist.federation.protocol.deadline import within_seconds
 from fedgist.federation.protocol.envelope import (
     NAME,
@@ -36,15 +31,13 @@ from fedgist.federation.protocol.envelope import (
     Introduction,
     Question,
     Ready,
-    Refusal,
     Request,
     Start,
     Step,
-    Unfitting,
-    digest,
     seal,
     unseal,
 )
+from fedgist.federation.protocol.host import Enrol, Host
 from fedgist.federation.protocol.letters import Desk
 from fedgist.federation.protocol.network import Network
 from fedgist.federation.protocol.peer_site import PeerRun
@@ -53,8 +46,6 @@ from fedgist.federation.protocol.remote_engine import describe
 from fedgist.federation.protocol.site_run import SiteRun
 from fedgist.models.own_code import ELSEWHERE
 from fedgist.options import options
-from fedgist.secure.graph import Refused as NoSum
-from fedgist.words import plain
 
 log = logging.getLogger("fedgist")
 
@@ -67,15 +58,12 @@ MakeLayer = Callable[[Start, Path], SiteLayer]
 MakeDesk = Callable[[Network], Desk]
 """Opens the desk at which a site seals its letters to other sites."""
 
-Enrol = Callable[[bytes], bytes]
-"""Takes note of a roster, if there is one, and gives what the site announces as its keys, if it has any."""
-
 Chosen = Callable[[tuple[int, ...], int], str]
 """The architecture that a site has chosen for inputs of a form and so many classes; empty: whatever the run says."""
 
 TOKEN = re.compile(rb"[0-9a-f]{0,64}")
-RESTING = 3
-"""Runs without a server that may be under way beside another."""
+MOST_PEER_RUNS = 4
+"""Runs without a server that may be under way at a time."""
 
 
 def no_keys(start: Start, folder: Path) -> SiteLayer:
@@ -90,8 +78,8 @@ def no_desk(network: Network) -> Desk:
     raise Refused("the run has no server, and this site no keys to seal letters with")
 
 
-class SiteHost:
-    """Answers envelopes, one at a time, whatever is in them."""
+class SiteHost(Host):
+    """Answers for a site."""
 
     def __init__(
         self,
@@ -105,18 +93,14 @@ class SiteHost:
         layer: MakeLayer = no_keys,
         desk: MakeDesk = no_desk,
     ):
+        super().__init__(id, folder, enrol)
         self.overdue: Callable[[], None] | None = None
         """What ends a computation that cannot be broken off; without it, it goes on and its answer is not sent."""
-        self.desk = desk
-        self.id, self.folder, self.prepare, self.executor, self.layer = id, folder, prepare, executor, layer
-        self.policy, self.model, self.enrol = policy or Policy(), model, enrol
-        self.audit = Audit(folder / "audit.jsonl")
-        self._lock, self._me = threading.Lock(), secrets.token_hex(8).encode()
+        self.prepare, self.executor, self.layer, self.desk = prepare, executor, layer, desk
+        self.policy, self.model = policy or Policy(), model
         self._run: SiteRun | None = None
-        self._peers: PeerRun | None = None
-        """The same run, where it has no server."""
-        self._resting: dict[str, tuple[SiteRun, PeerRun]] = {}
-        """Others that have none, in the middle of a round."""
+        self._peers: dict[str, PeerRun] = {}
+        """Runs that have no server, the last one last: their rounds are under way, and in memory alone."""
 
     def close(self) -> None:
         """Says that a run is over, and where what it left lies."""
@@ -124,105 +108,65 @@ class SiteHost:
             run, kept = self._run.start.run, self._run.heard.is_file()
             how = f"; `fedgist site export` writes its model, from {self.folder_of(run)}" if kept else ""
             log.info(f"site {self.id}: {run} has ended{how}")
-            self._run = self._peers = None
+            self._run = None
+            self._peers.pop(run, None)
 
     def recall(self, run: str) -> SiteRun:
-        """A run that this site took part in, for the site itself: its policy is about others."""
+        """A run that this site took part in, for the site itself: what is between it and others does not matter."""
         start = self._recall_start(run)
-        return self._prepared(start, *self.prepare(start))
+        return self._run_of(start, *self.prepare(start), PlainSite())
 
-    def handle(self, data: bytes) -> bytes:
-        """The answer to an envelope; bad ones, requests outside the policy and failures get a refusal."""
-        with self._lock:
-            try:
-                with self._alone():
-                    return self._noted(data)
-            except OSError as error:  # what cannot be noted does not leave; that it could not, may
-                return seal(self._refusal(error, data))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait while another process answers for this site, as one whose job has lost it; then what it did is read."""
-        with (self.folder / "answering").open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            if file.read() != self._me:
-                self._run = self._peers = None
-                self._resting.clear()
-                file.truncate(0)
-                file.write(self._me)
-                file.flush()
-            yield
-
-    def _noted(self, data: bytes) -> bytes:
-        about: dict[str, Any] = {"kind": "unreadable"}
-        payload, spoken = b"", PROTOCOL
-        try:
-            header, body = unseal(data)
-        except WireError as error:
-            self.audit.write("in", data, **about)
-            answered: Header = self._refusal(error, data)
-        else:
-            about = _about(header)
-            self.audit.write("in", data, **about)
-            try:
-                with within_seconds(self.policy.max_seconds, self.overdue):
-                    answered, payload = self._answer(header, body)
-            except Exception as error:
-                answered = self._refusal(error, data)
-            spoken = header.protocol if isinstance(header, (Question, Start)) else self._spoken
-        sealed = seal(answered, payload, spoken)
-        self.audit.write("out", sealed, **{**about, **_about(answered)})
-        return sealed
+    def _forget(self) -> None:
+        self._run = None
+        self._peers.clear()
 
     def _answer(self, header: Header, payload: bytes) -> tuple[Header, bytes]:
-        if isinstance(header, Question):
-            self.policy.check_method(header.method)
-            return Introduction(self.model(tuple(header.shape), header.classes)), self.enrol(payload)
-        if isinstance(header, Start):
-            if not TOKEN.fullmatch(payload):
-                raise WireError("Start: its token is not what it should be")
-            if self._run is None or self._run.start != header:
-                self._rest()
-                self._resting.pop(header.run, None)
-                self._run = self._begin(header)
-            self._run.begin(payload.decode())
-            return Ready(), b""
-        if isinstance(header, (Request, Step, Delivery)):
-            if self._run is None or self._run.start.run != header.run:
-                self._rest()
-                if header.run in self._resting:
-                    self._run, self._peers = self._resting.pop(header.run)
-                else:
-                    self._run = self._begin(self._recall_start(header.run))
-            if isinstance(header, Request):
-                if self._peers is not None:
-                    self._peers.check_server(header)
-                return self._run.answer(header, payload, self.policy)
-            if self._peers is None:
-                raise Refused("the run has a server: sites do not write to each other in it")
-            self._run.check(header.token)
-            if isinstance(header, Step):
-                return self._peers.step(header, payload)
-            return self._peers.answer(header, payload, self.policy)
-        raise WireError(f"a site is not sent a {type(header).__name__}")
+        with within_seconds(self.policy.max_seconds, self.overdue):
+            if isinstance(header, Question):
+                self.policy.check_method(header.method)
+                return Introduction(self.model(tuple(header.shape), header.classes)), self.enrol(payload)
+            if isinstance(header, Start):
+                if not TOKEN.fullmatch(payload):
+                    raise WireError("Start: its token is not what it should be")
+                run = self._run if self._run is not None and self._run.start == header else self._begin(header)
+                run.begin(payload.decode())
+                return Ready(), b""
+            if isinstance(header, (Request, Step, Delivery)):
+                return self._answer_in_run(header, payload)
+            raise WireError(f"a site is not sent a {type(header).__name__}")
 
-    def _rest(self) -> None:
-        """Lay the present run aside for another, if it cannot be taken up from the disk: its round is under way."""
-        if self._run is not None and self._peers is not None:
-            self._resting[self._run.start.run] = self._run, self._peers
-            for run in list(self._resting)[:-RESTING]:
-                del self._resting[run]
-        self._run = self._peers = None
+    def _answer_in_run(self, header: Request | Step | Delivery, payload: bytes) -> tuple[Header, bytes]:
+        run = self._run
+        if run is None or run.start.run != header.run:
+            run = self._taken_up(header.run)
+        peers = self._peers.get(header.run)
+        if isinstance(header, Request):
+            if peers is not None:
+                peers.check_server(header)
+            return run.answer(header, payload, self.policy)
+        if peers is None:
+            raise Refused("the run has a server: sites do not write to each other in it")
+        run.check(header.token)
+        if isinstance(header, Step):
+            return peers.step(header, payload)
+        return peers.answer(header, payload, self.policy)
+
+    def _taken_up(self, run: str) -> SiteRun:
+        """Another run than the present one: where it has no server from memory, if its round is under way."""
+        if (peers := self._peers.pop(run, None)) is None:
+            return self._begin(self._recall_start(run))
+        self._peers[run], self._run = peers, peers.site
+        return peers.site
 
     @property
-    def _spoken(self) -> int:
-        """The version of the protocol that the server of the present run speaks."""
+    def spoken(self) -> int:
         return self._run.start.protocol if self._run else PROTOCOL
 
     def _begin(self, start: Start) -> SiteRun:
+        self._run = None
+        self._peers.pop(start.run, None)
         self.policy.check_method(start.method)
-        private_sums.check(start, self.policy)
+        promise = private_sums.check(start, self.policy)
         method, data = self.prepare(start)
         own = self.model(method.task.shape, method.task.classes)
         if own and start.model != own:
@@ -234,10 +178,11 @@ class SiteHost:
             networks.check(network, self.id, start, method, self.policy)
         for draft in self.folder_of(start.run).glob(".*"):  # of a process that was killed
             draft.unlink()
-        run = self._prepared(start, method, self.policy.admit(data, method.task.private))
+        admitted = self.policy.admit(data, method.task.private)
+        run = self._run_of(start, method, admitted, self._layer_of(start, method, promise))
         storage.write(self.folder_of(start.run) / "start.envelope", seal(start))
         self._forget_old_runs(start.run)
-        self._peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
+        peers = PeerRun(run, network, self.desk(network), self.audit.write) if network else None
         leave = leaves(method, self.policy)
         seen = {"neighbours": network.possible(self.id, start.seed)} if network else {}
         note = {"run": start.run, "method": start.method, "model": start.model, "leave": leave, **seen}
@@ -246,6 +191,11 @@ class SiteHost:
         log.info(
             f"site {self.id} takes part in {start.run} with {start.model}; what may leave{to}: {' | '.join(leave)}"
         )
+        self._run = run
+        if peers is not None:
+            self._peers[start.run] = peers
+            for old in list(self._peers)[:-MOST_PEER_RUNS]:
+                del self._peers[old]
         return run
 
     def _forget_old_runs(self, current: str) -> None:
@@ -255,19 +205,19 @@ class SiteHost:
             """The current one is the last, whatever a clock that was set back says."""
             return path.name == current, max(file.stat().st_mtime for file in [path, *path.iterdir()])
 
-        for path in sorted((self.folder / "runs").iterdir(), key=asked)[: -self.policy.max_runs]:
+        for path in sorted((self.folder / "runs").glob("*/"), key=asked)[: -self.policy.max_runs]:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _prepared(self, start: Start, method: Method, data: ClientData) -> SiteRun:
-        place = self.executor.place
-        here = data.to(place.device, place.dtype)
-        folder = self.folder_of(start.run)
-        promise = private_sums.check(start, self.policy)
+    def _layer_of(self, start: Start, method: Method, promise: Promise | None) -> SiteLayer:
         said = plain_start(start, method) if start.layer else start
         inner = self.layer(private_sums.without(said), self.folder)
-        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, place)
-        layer = private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
-        return SiteRun(self.id, start, method, here, self.executor, folder, layer)
+        codec = Codec({**method.bounds(start.model), **inner.form.bounds}, self.executor.place)
+        return private_sums.site_layer(inner, promise, method, codec, self.folder, start, self.policy)
+
+    def _run_of(self, start: Start, method: Method, data: ClientData, layer: SiteLayer) -> SiteRun:
+        place = self.executor.place
+        here = data.to(place.device, place.dtype)
+        return SiteRun(self.id, start, method, here, self.executor, self.folder_of(start.run), layer)
 
     def _recall_start(self, run: str) -> Start:
         """The start of a run that another process of this site answered."""
@@ -282,19 +232,6 @@ class SiteHost:
         if not NAME.fullmatch(run):
             raise WireError(f"no run can be called {run[:100]!r}")
         return self.folder / "runs" / run
-
-    def _refusal(self, error: Exception, data: bytes) -> Refusal | Unfitting:
-        """What the server is told. Of an unexpected error only its kind: its words may be about the site's data."""
-        why = plain(" ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())]), 1000)
-        refused = isinstance(error, (Refused, NoSum))
-        log.error(f"site {self.id}: {'refused' if refused else 'failed'}: {why}")
-        if isinstance(error, Unfit):
-            # What the field holds is the site's own affair; the power of two that it needs is not.
-            told = f"{error.field} needs a range of ±2^{error.needed}"
-            return Unfitting(error.field, error.needed, told, digest(data))
-        if not refused and not isinstance(error, (WireError, SiteFailure)):
-            return Refusal(False, f"it failed ({type(error).__name__}); the log of the site says more", digest(data))
-        return Refusal(refused, plain(str(error)), digest(data))
 
 
 def plain_start(start: Start, method: Method) -> Start:
@@ -321,10 +258,3 @@ def _unsigned(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_unsigned(part) for part in value]
     return value + 0.0 if isinstance(value, float) else value
-
-
-def _about(header: Header) -> dict[str, Any]:
-    """What the audit log says about an envelope."""
-    fields = vars(header)
-    names = ("run", "method", "round", "phase", "exchange", "type", "version", "changed", "refused", "why")
-    return {"kind": type(header).__name__, **{name: fields[name] for name in names if name in fields}}
