@@ -151,6 +151,14 @@ def test_what_clips_records_has_no_use_for_it(method: str, given: dict[str, Any]
         play(toy_federation(method, clients=3, noise_multiplier=1.0, **given))
 
 
+@pytest.mark.parametrize("method", ["fedsgd", "dp-fedavg", "feddm-released"])
+def test_noise_that_nobody_would_add_is_refused(method: str) -> None:
+    """The noise of their sums is the layer's, which a run without epsilon does not have."""
+    with pytest.raises(FedgistError, match="set epsilon, or leave out noise_multiplier"):
+        toy_federation(method, clients=3, noise_multiplier=1.0)
+    toy_federation(method, clients=3, noise_multiplier=0.0)
+
+
 @pytest.mark.parametrize(
     ("given", "model", "says"),
     [

@@ -88,6 +88,7 @@ class FedSGD(fg.ServerModel[Config]):
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         fg.check_by_record(config)
+        fg.check_noise(config.noise_multiplier, task)
         net = task.models[task.model]
         self.net = net
         self.features: FeatureMap | None = None
