@@ -182,7 +182,8 @@ class Gist(fg.OwnHeads[Config]):
             await fed.ask(multiplied.ids, fg.Head(seed, **fg.tree.map(self.on_wire, fitted)), fg.Done)
         sums = {**vars(described.sum), **vars(multiplied.sum)}  # who joins later changes these
         fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
-        return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
+        about_this_mean = set(described.ids) & (set(multiplied.ids) - multiplied.late.keys())
+        return {**state, **fitted, "sums": sums, "answered": len(about_this_mean)}
 
     def ridge_from(self, classifier: Ridge, samples: float, spread: float) -> float:
         """λ as it is given, or as the sums say."""
