@@ -97,7 +97,7 @@ def test_what_a_client_sends_depends_on_batches_and_noise_alone(name: str) -> No
         engine = LocalEngine(
             method, inputs.sites, seed=3, executor=executor("sequential"), info=inputs.info, layer=layer
         )
-        assert engine.run_round().skipped is None
+        play(engine, 2)  # in its first, codream has nothing but the warm-up
         found.append({key: value for key, value in engine.state.items() if key in ("w", "dreams", "buffer")})
     for one, other in zip(*map(tree.leaves, found), strict=True):
         assert torch.equal(one, other)
