@@ -181,6 +181,13 @@ def test_lambda_by_hits_of_samples_held_out() -> None:
     assert alone["accuracy"] > worst["accuracy"] + 0.02
 
 
+def test_where_no_sample_is_held_out_the_sums_say_how_strong_the_ridge_is() -> None:
+    """Clients with fewer samples than `held_out`: no candidate has a hit, by which the strongest would win."""
+    parts = Rng(5).permutation(digits()[1].n)[:360].chunk(60)
+    judged, summed = (fit(parts, {**SMALL, "ridge": ridge}) for ridge in ("validation", "sums"))
+    assert judged["ridge"] == summed["ridge"] and judged["accuracy"] == summed["accuracy"] > 0.8
+
+
 def test_who_was_away_is_asked_again_and_then_nobody() -> None:
     """A client that misses the first round is in the second, whose W is that of all; the third sends nothing."""
     parts = splits()["ten alike"]
