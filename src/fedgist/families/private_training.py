@@ -54,13 +54,19 @@ def noisy_steps(options: LocalOptions, models: Iterable[Model], steps: int) -> N
         )
     check_by_record(options)
     for model in models:
-        if model.buffers:
-            raise FedgistError(
-                f"BatchNorm mixes the records of a batch: take a model without it in a private run, not {model.name}"
-            )
+        check_statistics(model)
     if options.noise_multiplier == 0:
         raise FedgistError("set noise_multiplier: training without noise is not private")
     return NoisySteps(Release(options.noise_multiplier, options.sampling, steps))
+
+
+def check_statistics(model: Model) -> None:
+    """Refuses what a model keeps beside the weights that it trains: it is made of whole batches, or gets no noise."""
+    if model.buffers:
+        raise FedgistError(
+            "BatchNorm mixes the records of a batch, and Dropout's counter and frozen weights have no gradient that "
+            f"noise could be added to: take a model without {min(model.buffers)}, not {model.name}"
+        )
 
 
 def check_noise(noise_multiplier: float, task: Task) -> None:
