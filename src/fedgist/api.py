@@ -41,7 +41,7 @@ from fedgist.families.local_training import (
 from fedgist.families.own_heads import Head, OwnHeadOptions, OwnHeads
 from fedgist.families.own_model import OwnModel, OwnModelOptions, one_feature_size
 from fedgist.families.participation import active_option, client_weight, n_ref_option, weighted, weighting_option
-from fedgist.families.private_training import PrivatelyTrained
+from fedgist.families.private_training import PrivatelyTrained, check_noise, check_statistics
 from fedgist.families.server_model import ServerModel
 from fedgist.families.server_optimisers import AdaptiveServer
 from fedgist.families.surrogate import (

@@ -7,6 +7,7 @@ import torch
 
 from fedgist import models
 from fedgist.families.global_model import Local, Travel, average, statistics_apart
+from toys import apart, clients, federation, play
 
 NET = models.build("cnn", (1, 8, 8), 4)
 HEAD = ["classifier.weight", "classifier.bias"]
@@ -51,3 +52,14 @@ def test_an_average_of_nobody_is_what_there_was(p: float, expected: list[float])
     total = Local({"w": torch.tensor([2.0, 6.0])}, p)
     before: Any = {"w": torch.tensor([9.0, 9.0])}
     assert average(total, otherwise=before)["w"].tolist() == expected
+
+
+@pytest.mark.parametrize("given", [{"share": "body"}, {"share": "all", "batch_norm": "local"}, {"share": "head"}])
+def test_a_second_way_to_evaluate_changes_nothing_of_the_first(given: dict[str, Any]) -> None:
+    """With `published`, clients keep statistics of their own beside those that travel, for that evaluation alone."""
+    sites = clients(40, 60, test=50)
+    engines = [play(federation("fedavg", sites, "cnn", published=also, **given), 2) for also in (False, True)]
+    one, other = (engine.evaluate(sites["0"].test) for engine in engines)  # type: ignore[arg-type]
+    assert other.pop("accuracy_published") and one == other
+    kept = [[engine.method.client_weights(me, engine.state["w"]) for me in engine.clients()] for engine in engines]
+    assert apart(*kept) == 0

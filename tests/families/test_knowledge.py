@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from fedgist import storage
@@ -43,6 +44,15 @@ def test_learners_server_leaves_the_clients_as_warmed_up() -> None:
     play(engine)
     assert {id: storage.digest(state) for id, state in engine.site_states.items()} == after_warm_up
     assert all("buffer" not in state for state in engine.site_states.values())
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_no_warm_up_is_none(noise: float) -> None:
+    """Not the steps of a usual round either, where clients train by DP-SGD."""
+    engine = build(model="mlp:hidden=16", learners="server", warm_up=0, weighting="uniform", noise_multiplier=noise)
+    before = {me.id: storage.digest(me.state["w"]) for me in engine.clients()}
+    play(engine)
+    assert {me.id: storage.digest(me.state["w"]) for me in engine.clients()} == before
 
 
 def test_a_fresh_student_forgets() -> None:

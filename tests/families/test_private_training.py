@@ -97,7 +97,7 @@ def test_what_a_client_sends_depends_on_batches_and_noise_alone(name: str) -> No
         engine = LocalEngine(
             method, inputs.sites, seed=3, executor=executor("sequential"), info=inputs.info, layer=layer
         )
-        assert engine.run_round().skipped is None
+        play(engine, 2)  # in its first, codream has nothing but the warm-up
         found.append({key: value for key, value in engine.state.items() if key in ("w", "dreams", "buffer")})
     for one, other in zip(*map(tree.leaves, found), strict=True):
         assert torch.equal(one, other)
@@ -149,6 +149,23 @@ def test_what_clips_records_has_no_use_for_it(method: str, given: dict[str, Any]
     """Also where nothing is promised: sums of gradients divided by 2^63, or a bound that nobody looks at."""
     with pytest.raises(FedgistError, match=says):
         play(toy_federation(method, clients=3, noise_multiplier=1.0, **given))
+
+
+def test_a_net_with_dropout_is_refused_by_the_name_of_what_it_keeps() -> None:
+    with torch.random.fork_rng(devices=[]):
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+    model = models.from_module(net, (1, 8, 8), 10)
+    method = methods.find("fedsgd")
+    with pytest.raises(FedgistError, match=r"without dropout\.draws, not Sequential"):
+        method(method.Config(), Task((1, 8, 8), 10, (0.0,), (1.0,), {"m": model}, "m"))
+
+
+@pytest.mark.parametrize("method", ["fedsgd", "dp-fedavg", "feddm-released"])
+def test_noise_that_nobody_would_add_is_refused(method: str) -> None:
+    """The noise of their sums is the layer's, which a run without epsilon does not have."""
+    with pytest.raises(FedgistError, match="set epsilon, or leave out noise_multiplier"):
+        toy_federation(method, clients=3, noise_multiplier=1.0)
+    toy_federation(method, clients=3, noise_multiplier=0.0)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,13 @@ def test_without_images_or_without_passes_the_server_stays(nothing: dict[str, in
     assert storage.digest(after(engine)) == start
 
 
+def test_a_round_without_any_image_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    after(quick("feddm"))
+    assert not caplog.records
+    after(quick("feddm", min_class=50))
+    assert "no client that answered holds min_class=50 samples of any class" in caplog.text
+
+
 def test_the_server_stays_in_the_ball() -> None:
     moved = {}
     for rho in (0.05, 50.0):

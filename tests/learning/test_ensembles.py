@@ -10,6 +10,7 @@ from fedgist.core.rng import Rng
 from fedgist.core.work import Place
 from fedgist.engines.scheduler import drive_one
 from fedgist.learning.ensembles import Ensemble, distil
+from fedgist.learning.evaluation import scores
 
 MODEL = models.build("mlp", (1, 2, 3), 4, hidden=(8,))
 RNG = Rng(0)
@@ -28,6 +29,14 @@ def test_an_ensemble_says_what_its_members_say_together() -> None:
     assert torch.allclose(ensemble.logits(tree.stack(users), shares, x), expected, atol=1e-5)
     hits = ensemble.hits(tree.stack(users), shares, x, y)
     assert hits.tolist() == [int(((expected.argmax(1) == y) & (y == label)).sum()) for label in range(4)]
+
+
+def test_an_ensemble_of_equals_is_as_sure_as_each_of_them() -> None:
+    """All scores are those of one model, however many stand in it and with which shares."""
+    (w,), x, y = members(1), RNG("x").normal(300, 1, 2, 3) * 4, RNG("y").integers(4, 300)
+    said = {"members": tree.stack([w, w, w]), "shares": torch.tensor([17.0, 1.0, 1.0])}
+    together = drive_one(scores(Ensemble(MODEL), said, (x, y)), Place())
+    assert together == pytest.approx(drive_one(scores(MODEL, w, (x, y)), Place()), abs=1e-6)
 
 
 def test_a_student_learns_what_the_teacher_says() -> None:

@@ -43,3 +43,12 @@ def test_the_optimiser_moves_the_weights_and_the_forward_pass_the_statistics() -
     for name in model.buffers:
         assert torch.equal(after[name], output.buffers[name])
     assert after.keys() == w.keys() and len(model.buffers) == 2
+
+    held = frozenset(model.names_from("classifier"))
+    decaying = Trainer(model, SGD(momentum=0.9, weight_decay=0.1), held=held)
+    with torch.no_grad():
+        under, state = decaying.step((w, decaying.init(w)), batch, pool, lr)
+    assert not state.keys() & held
+    for name in reference:  # nothing moves what is held, and the others move as they would
+        moved = after[name] - 0.5 * 0.1 * w[name]
+        torch.testing.assert_close(under[name], w[name] if name in held else moved)

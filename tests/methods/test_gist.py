@@ -34,7 +34,12 @@ def digits() -> tuple[Inputs, ClientData]:
 
 
 def federation(
-    parts: Parts, options: Mapping[str, Any] = SMALL, wide: bool = False, ids: str = "{}", outage: Any = 0.0
+    parts: Parts,
+    options: Mapping[str, Any] = SMALL,
+    wide: bool = False,
+    ids: str = "{}",
+    outage: Any = 0.0,
+    delay: Any = 0,
 ) -> LocalEngine:
     """Clients that hold these samples; with `wide`, everything is computed in float64."""
     inputs, union = digits()
@@ -44,7 +49,7 @@ def federation(
     info = {id: {"model": inputs.task.model} for id in sites}
     method = methods.find("gist")(config, inputs.task)
     runner = executor("sequential", "cpu", dtype)
-    return LocalEngine(method, sites, seed=0, executor=runner, info=info, offline=outage)
+    return LocalEngine(method, sites, seed=0, executor=runner, info=info, offline=outage, delay=delay)
 
 
 def fit(*args: Any, **settings: Any) -> dict[str, Any]:
@@ -176,6 +181,13 @@ def test_lambda_by_hits_of_samples_held_out() -> None:
     assert alone["accuracy"] > worst["accuracy"] + 0.02
 
 
+def test_where_no_sample_is_held_out_the_sums_say_how_strong_the_ridge_is() -> None:
+    """Clients with fewer samples than `held_out`: no candidate has a hit, by which the strongest would win."""
+    parts = Rng(5).permutation(digits()[1].n)[:360].chunk(60)
+    judged, summed = (fit(parts, {**SMALL, "ridge": ridge}) for ridge in ("validation", "sums"))
+    assert judged["ridge"] == summed["ridge"] and judged["accuracy"] == summed["accuracy"] > 0.8
+
+
 def test_who_was_away_is_asked_again_and_then_nobody() -> None:
     """A client that misses the first round is in the second, whose W is that of all; the third sends nothing."""
     parts = splits()["ten alike"]
@@ -191,6 +203,20 @@ def test_who_was_away_is_asked_again_and_then_nobody() -> None:
     engine.run_round()
     assert torch.equal(engine.state["weight"], everybody)
     assert engine.ledger.totals().messages == twice
+
+
+def test_who_was_late_is_asked_again() -> None:
+    """Products about the mean of an earlier round, whose sender is not in this one's, settle nothing for good."""
+    parts = splits()["one class each"]
+    engine = federation(parts, delay=lambda id, round: int(id == "2" and round < 3))
+    answered = []
+    for _ in range(4):
+        engine.run_round()
+        answered.append(engine.state["answered"])
+    assert answered == [9, 9, 9, 10]  # its sums come in round 2, its products about the mean of round 2 in round 3
+    wanted = fit(parts)
+    for name in ("mean", "weight", "intercept"):
+        assert (engine.state[name] - wanted[name]).norm() < 1e-4 * wanted[name].norm()
 
 
 def test_a_client_makes_a_head_of_its_own() -> None:

@@ -243,6 +243,18 @@ def test_clients_choose_what_they_release() -> None:
     assert torch.allclose(engine.state["means"], means, atol=1e-5)
 
 
+@pytest.mark.parametrize("percent", [0, 7, 9, 15, 27, 30, 33, 54, 95, 100])
+def test_no_more_samples_are_released_than_the_share(percent: int) -> None:
+    """⌈share · n⌉ of each class, as whole numbers have it: in float32 0.3 · 50 is above 15."""
+    sizes = [1, 50, 75, 100, 150, 300, 0, 0, 0, 0]
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    data = ClientData(torch.zeros(len(y), 1, 8, 8), y, len(sizes))
+    engine = play(build(sites={"0": data}, lr=1e-30, steps=1, batch=8, choices=f"0:share={percent / 100}"))
+    counts = engine.site_states["0"]["released"]["counts"]
+    assert counts.tolist() == [-(-percent * n // 100) for n in sizes]
+    assert not counts.signbit().any()
+
+
 def test_withheld_samples_never_enter_anything_that_is_released() -> None:
     """A lasting choice: a client may replace the samples it withholds by anything, and releases the same in any round.
 

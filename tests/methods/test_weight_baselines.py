@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedgist import storage
+from fedgist import methods, storage
 from fedgist.core.federation import Site
 from fedgist.core.ledger import Ledger
 from fedgist.core.rng import Rng
@@ -27,6 +27,7 @@ from fedgist.core.task import Model, Output
 from fedgist.data.client_data import ClientData
 from fedgist.engines.local import LocalEngine
 from fedgist.learning.local_updates import effective_steps
+from fedgist.learning.server_optimisers import ServerAdagrad
 from toys import clients, federation, play
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
@@ -288,6 +289,21 @@ def test_adaptive_servers_against_numpy(name: str) -> None:
         x = x + 0.1 * m / (np.sqrt(v) + tau)
         assert after(engine, 1) == pytest.approx(x, rel=1e-5)
     assert engine.state["optimiser"]["v"]["w"].numpy() == pytest.approx(v, rel=1e-5)
+
+
+def test_adagrad_as_in_the_papers_runs_is_that_of_torch() -> None:
+    """What the profile says makes it Adagrad, without momentum: v begins at τ², and the gradient is −Δ."""
+    beta1 = methods.find("fedadagrad").profiles["paper"].get("beta1", 0.9)
+    ours, x, tau = ServerAdagrad(beta1), {"w": Rng(0).normal(5).double()}, 1e-3  # type: ignore[arg-type]
+    theirs = torch.nn.Parameter(x["w"].clone())
+    adagrad = torch.optim.Adagrad([theirs], lr=0.1, initial_accumulator_value=tau**2, eps=tau)
+    state = ours.init(x)
+    for step in range(4):
+        delta = Rng(1)(step).normal(5).double()
+        x, state = ours.step(x, {"w": delta}, state, 0.1)
+        theirs.grad = -delta
+        adagrad.step()
+        assert torch.allclose(x["w"], theirs.detach(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)

@@ -36,6 +36,8 @@ def test_the_loss_weighs_images_and_divides_by_those_that_count() -> None:
     each = F.cross_entropy(logits, y, reduction="none")
     found = weighted_cross_entropy(Output(logits, logits, {}), y, torch.tensor([2.0, 0.0, 0.5]).double(), {})
     torch.testing.assert_close(found, (2 * each[0] + 0.5 * each[2]) / 2)
+    none = weighted_cross_entropy(Output(logits, logits, {}), y, torch.zeros(3).double(), {})
+    assert none.item() == 0  # a batch of one site, which says that its images stand for nothing
 
 
 @pytest.mark.parametrize("rho", [0.01, 10.0])

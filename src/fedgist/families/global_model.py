@@ -160,11 +160,16 @@ class SentWeights(PrivatelyTrained[Options]):
         model = self.model_of(me)
         if me.info["model"] == self.task.model and len(self.travel.names(model)) == len(model.shapes):
             return None
-        return {**sent, **me.state["home"]}
+        return self.completed(me, sent)
+
+    @final
+    def completed(self, me: Site, w: Params) -> Params:
+        """A client's model: of these weights what travels, the rest its own."""
+        return {**me.state["home"], **{name: w[name] for name in self._sent_names[me.info["model"]]}}
 
     @handler
     async def test(self, me: Site, msg: EvaluateThis) -> Score:
-        return await score(self.model_of(me), {**msg.w, **me.state["home"]}, me)
+        return await score(self.model_of(me), self.completed(me, msg.w), me)
 
     @handler
     async def test_on_own_labels(self, me: Site, msg: EvaluateThisOnOwnLabels) -> Hits:

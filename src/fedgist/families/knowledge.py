@@ -149,7 +149,7 @@ class Taught(PrivatelyTrained[Options], OwnModel[Options]):
             if first and not config.noise_multiplier:
                 plan = config.with_moves(me.data, me.data.epochs(rng, config.warm_up, config.batch), rng)
             else:
-                plan = plan_of(config, learned, me, self.warm_up_steps if first else 0)
+                plan = plan_of(config, learned, me, self.warm_up_steps if first else None)
             me.state["w"] = await train(config, learned, me, me.state["w"], plan=plan)
             me.state["warm"] = True
         return Trained(client_weight(self.config, me))

@@ -172,14 +172,14 @@ class Learner(Hashable, Protocol):
     ) -> tuple[Params, Tree]: ...
 
 
-def plan_of(options: TrainingOptions, learner: Learner, me: Site, steps: int = 0) -> Batches:
+def plan_of(options: TrainingOptions, learner: Learner, me: Site, steps: int | None = None) -> Batches:
     """The batches of one round; those of DP-SGD, so many steps or `options.private_steps`, come from what only the site
     knows, and so does the noise. In a simulation both come from the run's seed.
     """
     if not isinstance(learner, PrivateTrainer):
         return options.plan(me.data, me.rng("batches"))
     assert isinstance(options, LocalOptions)  # never quietly by other batches than the noise is worked out for
-    steps, device = steps or options.private_steps, me.data.y.device
+    steps, device = options.private_steps if steps is None else steps, me.data.y.device
     plan = poisson(me.data.n, steps, options.sampling, bits_of(me, "batches"))
     plan = {name: value.to(device) for name, value in plan.items()}
     plan = options.with_moves(me.data, plan, moves_of(me, me.rng("batches")))

@@ -5,7 +5,7 @@ from typing import ClassVar, TypeVar
 
 from fedgist.core.errors import FedgistError
 from fedgist.core.method import Method
-from fedgist.core.task import Model
+from fedgist.core.task import Model, Task
 from fedgist.dp.accountant import Release
 from fedgist.dp.releases import Declared, NoisySteps
 from fedgist.families.local_training import LocalOptions, check_by_record
@@ -54,10 +54,25 @@ def noisy_steps(options: LocalOptions, models: Iterable[Model], steps: int) -> N
         )
     check_by_record(options)
     for model in models:
-        if model.buffers:
-            raise FedgistError(
-                f"BatchNorm mixes the records of a batch: take a model without it in a private run, not {model.name}"
-            )
+        check_statistics(model)
     if options.noise_multiplier == 0:
         raise FedgistError("set noise_multiplier: training without noise is not private")
     return NoisySteps(Release(options.noise_multiplier, options.sampling, steps))
+
+
+def check_statistics(model: Model) -> None:
+    """Refuses what a model keeps beside the weights that it trains: it is made of whole batches, or gets no noise."""
+    if model.buffers:
+        raise FedgistError(
+            "BatchNorm mixes the records of a batch, and Dropout's counter and frozen weights have no gradient that "
+            f"noise could be added to: take a model without {min(model.buffers)}, not {model.name}"
+        )
+
+
+def check_noise(noise_multiplier: float, task: Task) -> None:
+    """Refuses noise that nobody would add: that of sums comes from the layer of a private run."""
+    if noise_multiplier and not task.private:
+        raise FedgistError(
+            "noise_multiplier is for a private run, and without epsilon sums get no noise: set epsilon, or leave out "
+            "noise_multiplier"
+        )

@@ -29,11 +29,13 @@ class AdaptiveOptions(GlobalModelOptions):
     )
 
 
-def profiles(paper: float, small: float) -> Mapping[str, Mapping[str, object]]:
-    """Those of a method with an adaptive server, whose optimisers differ in their rates."""
+def profiles(paper: float, small: float, **as_printed: object) -> Mapping[str, Mapping[str, object]]:
+    """Those of a method with an adaptive server, whose optimisers differ in their rates and in what else the paper
+    has."""
     return {
         "paper": {"dataset": "femnist", "model": "lenet5", "partition": "group", "clients": 3400, "active": 10}
-        | {"rounds": 1500, "epochs": 1, "batch": 20, "lr": 0.0316, "server_lr": paper},
+        | {"rounds": 1500, "epochs": 1, "batch": 20, "lr": 0.0316, "server_lr": paper}
+        | as_printed,
         "small": {"dataset": "mnist5k", "model": "lenet5", "rounds": 30, "steps": 20, "lr": 0.1, "server_lr": small}
         | {"note": "5,000 digits, 10 clients, 30 rounds of 20 steps"},
         "demo": {"model": "mlp", "rounds": 15, "steps": 20, "lr": 0.1, "server_lr": small}

@@ -4,6 +4,7 @@ The pooled images are the server's surrogate of everybody's data, good only near
 `Surrogate` writes only how a client makes its images.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,6 +26,8 @@ from fedgist.options import Role, option
 from fedgist.synthesis.augmentation import KINDS, Augmentation
 from fedgist.synthesis.pixels import dequantise, quantise
 from fedgist.synthesis.trust_region import SurrogateTrainer, weighted_cross_entropy
+
+log = logging.getLogger("fedgist")
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,11 @@ class Surrogate(ImageTrained[Options]):
     async def round(self, state: State, fed: Federation) -> State:
         answers = await fed.ask(fed.sample(self.config.active), Current(state["w"]), Images)
         x, y, weight = self.pool(answers)
-        if len(y) == 0:  # nobody who answered holds enough of any class
+        if len(y) == 0:
+            log.warning(
+                f"{self.name}, round {fed.round}: no client that answered holds min_class={self.config.min_class} "
+                "samples of any class, so that nothing was learned"
+            )
             return state
         fed.show("images that the clients sent", x, y)
         return {"w": await self.train(state["w"], x, y, weight, fed.rng("batches"))}

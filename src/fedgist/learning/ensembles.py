@@ -34,8 +34,11 @@ class Ensemble:
         return torch.cat([said(part) for part in x.split(BATCH[x.device.type])])
 
     def __call__(self, w: Tree, x: Tensor) -> Output:
-        """What the ensemble says, as a model would: `w` holds its `members` and their `shares`."""
-        said = self.logits(w["members"], w["shares"], x)
+        """What the ensemble says on average, as a model would: `w` holds its `members` and their `shares`.
+
+        A sum would win by the same class, but be the surer of it the more members there are.
+        """
+        said = self.logits(w["members"], w["shares"], x) / w["shares"].sum()
         return Output(said, said, {})
 
     def hits(self, members: Params, shares: Tensor, x: Tensor, y: Tensor) -> Tensor:

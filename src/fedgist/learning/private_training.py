@@ -41,7 +41,7 @@ def poisson(records: int, steps: int, rate: float, bits: Bits) -> Batches:
     the records are.
     """
     chosen = (bits(steps * records) & MASK).view(steps, records) <= (MASK if rate == 1 else int(rate * MASK) - 1)
-    most = int(chosen.sum(1).max()) if records else 0
+    most = int(chosen.sum(1).max()) if chosen.numel() else 0
     shape = steps, 1 << max(0, most - 1).bit_length()
     index = torch.zeros(shape, dtype=torch.int64, device=chosen.device)
     mask = torch.zeros(shape, device=chosen.device)

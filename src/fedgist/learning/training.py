@@ -69,10 +69,12 @@ class Trainer:
     optimiser: Optimiser
     loss: Loss = cross_entropy
     clip: float = 0.0
+    held: frozenset[str] = frozenset()
+    """Weights that stay as they are, as buffers do: no gradient and no weight decay moves them."""
 
     def init(self, w: Params) -> Tree:
         """The optimiser's state at the start."""
-        return self.optimiser.init({name: w[name] for name in w if name not in self.model.buffers})
+        return self.optimiser.init({name: w[name] for name in w if name not in self.model.buffers | self.held})
 
     def step(self, carry: Carry, batch: Tree, pool: Tree, lr: Tensor, *extra: Any) -> Carry:
         """One step on one batch: (weights, optimiser state) -> the same after it."""
@@ -87,7 +89,7 @@ class Trainer:
     def descend(self, carry: Carry, lr: Tensor, objective: Objective[R]) -> tuple[Carry, R]:
         """One step down any objective: the new carry, and what the objective returned besides loss and buffers."""
         w, state = carry
-        buffers = {name: w[name] for name in self.model.buffers}
+        buffers = {name: w[name] for names in (self.model.buffers, self.held) for name in names}
         trained = {name: w[name] for name in w if name not in buffers}
 
         def loss(trained: Params) -> tuple[Tensor, tuple[Params, R]]:

@@ -78,6 +78,7 @@ class DPFedAvg(fg.ServerModel[Config]):
 
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
+        fg.check_noise(config.noise_multiplier, task)
         if any(model != self.model for model in task.models.values()):
             raise fg.MixedModels("dp-fedavg averages updates: all clients need the same model")
         if self.model.buffers:

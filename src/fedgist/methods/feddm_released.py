@@ -78,6 +78,7 @@ class FedDMReleased(fg.ImageTrained[Config]):
 
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
+        fg.check_noise(config.noise_multiplier, task)
         self.sums = ClassSums(self.model, config.rho, config.clip)
         self.matcher = SumMatcher(self.sums, config.lr)
 

@@ -11,7 +11,7 @@ Relatives: Fed3R's fine-tuning (Fanì et al. 2024) holds a ridge head that was m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from torch import Tensor
 
 import fedgist.api as fg
 from fedgist.features import Moments
-from fedgist.learning.class_statistics import HeadLoss
 from fedgist.learning.ridge import symmetric
 
 
@@ -59,17 +58,6 @@ class FeaturesAndOne:
 
     def __call__(self, w: fg.Params, x: Tensor) -> Tensor:
         return F.pad(self.model(w, x).features.double(), (0, 1), value=1.0)
-
-
-@dataclass(frozen=True)
-class UnderHeldHead:
-    """The mean cross-entropy, of which the head gets no gradient."""
-
-    model: fg.Model
-
-    def __call__(self, output: fg.Output, y: Tensor, mask: Tensor, w: fg.Params) -> Tensor:
-        held = {name: value.detach() for name, value in w.items()}
-        return HeadLoss(self.model)(held, output.features, y, mask)
 
 
 class FedHead(fg.GlobalModel[Config]):
@@ -127,7 +115,7 @@ class FedHead(fg.GlobalModel[Config]):
 
     @fg.handler
     async def update(self, me: fg.Site, msg: fg.Global) -> fg.Local:
-        learner = fg.trainer(self.config, self.model_of(me), UnderHeldHead(self.model_of(me)))
+        learner = replace(fg.trainer(self.config, self.model), held=self.travel.head(self.model))
         return await self.sent(me, await fg.train(self.config, learner, me, self.start(me, msg.w)))
 
     @fg.handler

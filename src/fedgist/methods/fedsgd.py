@@ -88,6 +88,7 @@ class FedSGD(fg.ServerModel[Config]):
     def __init__(self, config: Config, task: fg.Task):
         super().__init__(config, task)
         fg.check_by_record(config)
+        fg.check_noise(config.noise_multiplier, task)
         net = task.models[task.model]
         self.net = net
         self.features: FeatureMap | None = None
@@ -100,8 +101,7 @@ class FedSGD(fg.ServerModel[Config]):
             self.learns = f"linear on {config.features}"
         elif any(model != net for model in task.models.values()):
             raise fg.FedgistError("fedsgd needs one model for all: a gradient means the same only at the same weights")
-        if self.net.buffers:
-            raise fg.FedgistError(f"BatchNorm mixes the records of a batch: take a model without it, not {net.name}")
+        fg.check_statistics(self.net)
         self.optimiser = optimiser(config.optimiser, config.momentum, config.weight_decay)
         self.descent = Descent(self.net, self.features, config.record_clip)
 

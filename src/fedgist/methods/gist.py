@@ -173,16 +173,16 @@ class Gist(fg.OwnHeads[Config]):
         prior, centre = counts / n, Centre(seed, self.on_wire(described.sum.features / n))
         multiplied = await fed.ask(described.ids, centre, Second)
         classifier = Ridge.of(symmetric(multiplied.sum.products), multiplied.sum.targets, self.wire)
-        if self.validated:
-            ridge = await self.by_hits(classifier, centre, prior, multiplied.ids, fed)
-        else:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
+        ridge = await self.by_hits(classifier, centre, prior, multiplied.ids, fed) if self.validated else None
+        if ridge is None:  # Σ‖y − ȳ‖² = n (1 − ‖ȳ‖²), as each y is one of the unit vectors
             ridge = self.ridge_from(classifier, n, n * (1 - prior.square().sum().item()))
         fitted = {"mean": centre.mean, "weight": classifier.weights(ridge), "intercept": prior}
         if self.config.own:
             await fed.ask(multiplied.ids, fg.Head(seed, **fg.tree.map(self.on_wire, fitted)), fg.Done)
         sums = {**vars(described.sum), **vars(multiplied.sum)}  # who joins later changes these
         fitted |= {"ridge": torch.tensor(ridge, dtype=torch.float64)}
-        return {**state, **fitted, "sums": sums, "answered": len(multiplied)}
+        about_this_mean = set(described.ids) & (set(multiplied.ids) - multiplied.late.keys())
+        return {**state, **fitted, "sums": sums, "answered": len(about_this_mean)}
 
     def ridge_from(self, classifier: Ridge, samples: float, spread: float) -> float:
         """λ as it is given, or as the sums say."""
@@ -192,12 +192,15 @@ class Gist(fg.OwnHeads[Config]):
         """What to choose λ from: never below what rounding on the wire, or noise, may have done to S."""
         return [max(classifier.least, classifier.scale * factor) for factor in factors]
 
-    async def by_hits(self, fit: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation) -> float:
-        """The candidate with the most hits on held-out samples; of equals the strongest."""
+    async def by_hits(
+        self, fit: Ridge, centre: Centre, prior: Tensor, ids: Sequence[str], fed: fg.Federation
+    ) -> float | None:
+        """The candidate with the most hits on held-out samples, of equals the strongest; None where there are none."""
         ridges = self.ridges(fit, CANDIDATES)
         weights = torch.stack([fit.weights(ridge) for ridge in ridges])
         judged = await fed.ask(ids, Judge(centre.seed, centre.mean, weights.float(), prior.float()), Hits)
-        return max(zip(judged.sum.correct[:-1].tolist(), ridges, strict=True))[1]
+        *hits, samples = judged.sum.correct.tolist()
+        return max(zip(hits, ridges, strict=True))[1] if samples else None
 
     def weights(self, state: fg.State, model: str | None = None) -> fg.Params:
         mean, head = state["mean"], (state["weight"], state["intercept"])

@@ -222,7 +222,9 @@ class RepresentationSharing(fg.OwnModel[Config]):
     async def release(self, site: fg.Site) -> dict[str, Tensor]:
         """Sums over all samples that may be released, and M_up means of at most n_avg of them, for each class."""
         y, mine = site.data.y.cpu(), self.choices.of(site.id)
-        counts = (mine.share * y.bincount(minlength=self.task.classes)).ceil()
+        held = y.bincount(minlength=self.task.classes).double()
+        withheld = ((1 - mine.share) * held + 1e-9).floor()  # 0.7 · 50 is 35, however it is rounded
+        counts = (held - withheld).float()
         counts *= torch.tensor([not mine.released or c in mine.released for c in range(self.task.classes)])
         # Which samples may be used is a lasting choice; which of them an observation averages is drawn every round.
         released = chosen(y, fg.Rng(site.rng.root)("client", site.id, "released").uniform(len(y)), counts)

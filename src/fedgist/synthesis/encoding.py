@@ -169,7 +169,7 @@ class Encoder:
         """What is sent, rounded as the wire rounds, and the cosine of what will be decoded from it with U_real.
 
         Where `damped` is 1, norms are multiplied by 1 − R_loss (switch₁): each by that of its layer, where layers have
-        their own.
+        their own. The cosine is that of before, at the norms of U_real.
         """
         sent = self._rounded(self.proxy(variables))
         each, whole = self.cosines(self.synthetic(self.read(sent), w), direction, norms)

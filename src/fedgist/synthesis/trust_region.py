@@ -28,9 +28,9 @@ def project(w: Params, centre: Params, radius: float, fixed: frozenset[str]) -> 
 
 
 def weighted_cross_entropy(output: Output, y: Tensor, weight: Tensor, w: Params) -> Tensor:
-    """The mean over the images that count of weight times cross-entropy."""
+    """The mean over the images that count of weight times cross-entropy; 0 where none does."""
     losses = F.cross_entropy(output.logits, y, reduction="none")
-    return (losses * weight).sum() / (weight > 0).sum()
+    return (losses * weight).sum() / (weight > 0).sum().clamp_min(1)
 
 
 @dataclass(frozen=True)
