@@ -77,10 +77,8 @@ def _tensor(values: Any) -> Tensor | None:
     """Whatever numpy takes for an array of numbers: lists and tables of pandas, too."""
     if isinstance(values, Tensor):
         return values
-    try:
-        return torch.as_tensor(
-            np.require(values, requirements=["C", "W"])
-        )  # torch wants to write, and no negative strides
+    try:  # torch wants an array that may be written, and no negative strides
+        return torch.as_tensor(np.require(values, requirements=["C", "W"]))
     except (TypeError, ValueError, RuntimeError):
         return None
 

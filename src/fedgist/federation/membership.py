@@ -91,9 +91,8 @@ def revoke(federation: FederationFolder, name: str) -> tuple[FederationFolder, R
             if name not in revoked(now.server_kit).values():
                 raise unknown("site", name, now.sites)
             authority.update(now)  # if it broke off before that
-            raise FedgistError(
-                f"site {name} is revoked already"
-            )  # no hint at another one, for which it would be for good
+            # no hint at another one, for which it would be for good
+            raise FedgistError(f"site {name} is revoked already")
         if len(now.sites) == 1:
             raise FedgistError(f"{name} is the only site: a federation without sites is none")
         today = datetime.now(UTC).date().isoformat()
